@@ -1,0 +1,84 @@
+"""Every error Tether raises on purpose, in one tree.
+
+    TetherError
+    ├── ConfigError (ValueError)        a configuration that cannot be run; lists every problem at once
+    ├── DataError (ValueError)          rows that cannot be read; names file and row numbers
+    ├── ModelError (ValueError)         a model folder that is not what was asked for
+    │   └── MissingHeadError            a reward or value head that the checkpoint does not hold
+    ├── FetchError (OSError)            the bundled model could not be obtained
+    ├── RewardError (RuntimeError)      too many verifiers failed (a wrong answer is not a failure)
+    ├── SamplerError (RuntimeError)     generation broke its contract
+    ├── NumericsError (ArithmeticError) a value that must be finite is not; the step was not applied
+    ├── RatioError (AssertionError)     the policy moved before the first update of a rollout
+    └── RunError (RuntimeError)         a run folder that cannot be used as asked
+
+Messages say what was expected, what came and what to do. All errors pickle, because workers send them home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "ConfigError", "DataError", "FetchError", "MissingHeadError", "ModelError", "NumericsError", "RatioError",
+    "RewardError", "RunError", "SamplerError", "TetherError",
+]
+
+
+class TetherError(Exception):
+    """Root of the tree: ``except TetherError`` catches what Tether raises on purpose and nothing else."""
+
+
+class ConfigError(TetherError, ValueError):
+    """A configuration that cannot be run.
+
+    ``problems`` holds one sentence per problem, each naming the dotted path, the value and the remedy.
+    """
+
+    def __init__(self, problems: Sequence[str] | str, source: str = "") -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        self.source = source
+        super().__init__(self.problems, source)
+
+    def __str__(self) -> str:
+        place = f" in {self.source}" if self.source else ""
+        if len(self.problems) == 1:
+            return f"1 problem{place}: {self.problems[0]}"
+        lines = "\n".join(f"  - {problem}" for problem in self.problems)
+        return f"{len(self.problems)} problems{place}:\n{lines}"
+
+
+class DataError(TetherError, ValueError):
+    """Rows that cannot be used; the message names the file and the row numbers (counted from 1)."""
+
+
+class ModelError(TetherError, ValueError):
+    """A model folder or hub id that is not what was asked for."""
+
+
+class MissingHeadError(ModelError):
+    """A checkpoint without the head that was asked for: loading on would score with random weights."""
+
+
+class FetchError(TetherError, OSError):
+    """The bundled model could not be obtained: no network, no space, or a wrong hash."""
+
+
+class RewardError(TetherError, RuntimeError):
+    """Too large a share of rollouts could not be scored because a verifier broke."""
+
+
+class SamplerError(TetherError, RuntimeError):
+    """A sampler broke its contract, or was asked for something it cannot do."""
+
+
+class NumericsError(TetherError, ArithmeticError):
+    """A value that must be finite is not; the optimiser step was not applied."""
+
+
+class RatioError(TetherError, AssertionError):
+    """The policy's log-probabilities differ from the old ones before the first update of a rollout."""
+
+
+class RunError(TetherError, RuntimeError):
+    """A run folder that cannot be used as asked (changed configuration, unfinished stage, locked)."""
