@@ -1,4 +1,6 @@
-"""The papers as functions: tensors in, tensors out. Imports nothing of tether; no logging, devices, models or randomness."""
+"""The papers as functions: tensors in, tensors out. Imports nothing of tether; no logging, devices, models or
+randomness.
+"""
 
 from .advantages import (
     DynamicSampling,
@@ -93,9 +95,9 @@ from .masked import (
     whiten,
 )
 from .memory import (
-    ActivationKind,
     FROZEN_BYTES,
     TRAINED_BYTES,
+    ActivationKind,
     activation_bytes_per_layer,
     kv_cache_bytes,
     logits_bytes,
@@ -184,15 +186,16 @@ from .value_loss import (
 )
 
 __all__ = [
+    "CHUNK_ELEMENTS",
+    "FROZEN_BYTES",
+    "TRAINED_BYTES",
     "ActivationKind",
     "AdamEps",
     "Aggregation",
     "BestOfNKL",
-    "CHUNK_ELEMENTS",
     "DynamicSampling",
     "EmptyRows",
     "EpsMode",
-    "FROZEN_BYTES",
     "FilteredLogits",
     "GAEResult",
     "GroupStats",
@@ -218,7 +221,6 @@ __all__ = [
     "SequenceSurrogate",
     "StdKind",
     "Surrogate",
-    "TRAINED_BYTES",
     "TetheredSurrogate",
     "TieProbabilities",
     "ValueLoss",

@@ -1,12 +1,11 @@
-"""Advantages from a group of answers to one prompt. Axes: B rows (answers), T tokens, K reward components, P prompts, G group.
+"""Advantages from a group of answers to one prompt. Axes: B rows (answers), T tokens, K reward components, P
+prompts, G group.
 
-A group is the rows with one id, wherever they stand. A NaN reward is unscorable: it takes no part in the statistics
-and its advantage is 0. A group of one, or without spread (rounding aside), has advantage exactly 0 under every
-estimator. Sources: algorithms.md section 6. Rewards and advantages share one unit, that of the score, unless
-standardised.
+A group is the rows with one id, wherever they stand. A NaN reward is unscorable: it takes no part in the
+statistics and its advantage is 0. A group of one, or without spread (rounding aside), has advantage exactly 0
+under every estimator. Sources: algorithms.md section 6. Rewards and advantages share one unit, that of the
+score, unless standardised.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -37,8 +36,9 @@ class EpsMode(StrEnum):
 
 @dataclass(frozen=True)
 class GroupStats:
-    """Statistics of a row's group, spread to the rows; NaN rewards left out. `alive_B`: scorable, in a group of two
-    or more with spread. `centred_B`: reward minus group mean, 0 where not alive."""
+    """Statistics of a row's group, spread to the rows; NaN rewards left out. `alive_B`: scorable, in a group
+    of two or more with spread. `centred_B`: reward minus group mean, 0 where not alive.
+    """
 
     count_B: Float[Tensor, "B"]
     mean_B: Float[Tensor, "B"]
@@ -75,7 +75,9 @@ def group_stats(rewards_B: Float[Tensor, "B"], group_ids_B: Int[Tensor, "B"]) ->
 
     def extreme(x_B: Tensor, which: str) -> Tensor:
         filled_B = torch.where(scorable_B, x_B, -torch.inf if which == "amax" else torch.inf)
-        return filled_B.new_zeros(num_groups).scatter_reduce(0, group_B, filled_B, which, include_self=False)[group_B]
+        return filled_B.new_zeros(num_groups).scatter_reduce(0, group_B, filled_B, which, include_self=False)[
+            group_B
+        ]
 
     count_B = total(scorable_B.to(live_B.dtype))
     mean_B = total(live_B) / count_B.clamp(min=1)
@@ -95,8 +97,8 @@ def grpo_advantages(
 ) -> Float[Tensor, "B"]:
     """A_i = (r_i - mean) / (std + eps), or / sqrt(var + eps), or r_i - mean (std "none": Dr.GRPO 2503.20783).
 
-    DeepSeekMath 2402.03300 section 4.1.2; statistics of the row's group. Raises ValueError for an infinite reward.
-    Example: rewards [0, 0, 1, 1] in one group, eps 0 -> [-1, -1, 1, 1].
+    DeepSeekMath 2402.03300 section 4.1.2; statistics of the row's group. Raises ValueError for an infinite
+    reward. Example: rewards [0, 0, 1, 1] in one group, eps 0 -> [-1, -1, 1, 1].
     """
     stats = group_stats(rewards_B, group_ids_B)
     return _standardise(stats, StdKind(std), eps, EpsMode(eps_mode))
@@ -110,11 +112,13 @@ def rloo_advantages(
 ) -> Float[Tensor, "B"]:
     """A_i = r_i - mean of the OTHERS = G / (G - 1) (r_i - mean). Ahmadian et al. 2402.14740.
 
-    With `std`, divided by the std of the whole group plus eps: never by that of the others, which may be 0 (case
-    D1). Raises as `grpo_advantages`. Example: rewards [1, 0, 0, 0] -> [1, -1/3, -1/3, -1/3].
+    With `std`, divided by the std of the whole group plus eps: never by that of the others, which may be 0
+    (case D1). Raises as `grpo_advantages`. Example: rewards [1, 0, 0, 0] -> [1, -1/3, -1/3, -1/3].
     """
     stats = group_stats(rewards_B, group_ids_B)
-    return _standardise(stats, StdKind(std), eps, EpsMode.ADD) * (stats.count_B / (stats.count_B - 1).clamp(min=1))
+    return _standardise(stats, StdKind(std), eps, EpsMode.ADD) * (
+        stats.count_B / (stats.count_B - 1).clamp(min=1)
+    )
 
 
 def grpo_batch_std_advantages(
@@ -130,12 +134,14 @@ def grpo_batch_std_advantages(
 
 
 def opo_advantages(
-    rewards_B: Float[Tensor, "B"], lengths_B: Int[Tensor, "B"] | Float[Tensor, "B"], group_ids_B: Int[Tensor, "B"]
+    rewards_B: Float[Tensor, "B"],
+    lengths_B: Int[Tensor, "B"] | Float[Tensor, "B"],
+    group_ids_B: Int[Tensor, "B"],
 ) -> Float[Tensor, "B"]:
     """A_i = r_i - sum_j L_j r_j / sum_j L_j over the group: the length-weighted baseline. OPO 2505.23585.
 
-    Lengths in tokens; a group whose scorable rows are all empty keeps the plain mean. Raises as `grpo_advantages`.
-    Example: rewards [1, 0], lengths [1, 3] -> baseline .25 -> [.75, -.25].
+    Lengths in tokens; a group whose scorable rows are all empty keeps the plain mean. Raises as
+    `grpo_advantages`. Example: rewards [1, 0], lengths [1, 3] -> baseline .25 -> [.75, -.25].
     """
     stats = group_stats(rewards_B, group_ids_B)
     group_B = torch.unique(group_ids_B, return_inverse=True)[1]
@@ -157,7 +163,8 @@ def reinforce_pp_advantages(
     ddof: int = 0,
     eps: float = 1e-8,
 ) -> Float[Tensor, "B T"]:
-    """k1 in the reward, reward-to-go, whitened over ALL live tokens of the batch. REINFORCE++ 2501.03262 eq. 8-10.
+    """k1 in the reward, reward-to-go, whitened over ALL live tokens of the batch. REINFORCE++ 2501.03262 eq.
+    8-10.
 
     Raises NonFiniteError for a live NaN. Example: scores [1, -1], KL 0, one token each -> [[1], [-1]].
     """
@@ -172,10 +179,11 @@ def reinforce_pp_baseline_advantages(
     ddof: int = 0,
     eps: float = 1e-8,
 ) -> Float[Tensor, "B T"]:
-    """Group mean removed, broadcast to tokens, whitened over live tokens: long rows weigh more. 2501.03262 App. A.
+    """Group mean removed, broadcast to tokens, whitened over live tokens: long rows weigh more. 2501.03262
+    App. A.
 
-    Raises as `grpo_advantages`. Unscorable rows stay out of the statistics, and 0. Rows of a dead group enter the
-    statistics as 0. Example: rewards [1, 0] in one group, one token each -> [[1], [-1]].
+    Raises as `grpo_advantages`. Unscorable rows stay out of the statistics, and 0. Rows of a dead group enter
+    the statistics as 0. Example: rewards [1, 0] in one group, one token each -> [[1], [-1]].
     """
     stats = group_stats(rewards_B, group_ids_B)
     scorable_BT = mask_BT & stats.scorable_B[:, None]
@@ -183,7 +191,9 @@ def reinforce_pp_baseline_advantages(
     return whitened_BT if bool(stats.alive_B.any()) else torch.zeros_like(whitened_BT)
 
 
-def remax_advantages(rewards_B: Float[Tensor, "B"], greedy_rewards_B: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
+def remax_advantages(
+    rewards_B: Float[Tensor, "B"], greedy_rewards_B: Float[Tensor, "B"]
+) -> Float[Tensor, "B"]:
     """A_i = r_i - r(greedy answer to the same prompt); 0 where either is NaN. ReMax 2310.10505.
 
     Example: [1, 0] against greedy [.5, .5] -> [.5, -.5].
@@ -199,11 +209,12 @@ def gdpo_advantages(
     ddof: int = 0,
     eps: float = 1e-6,
 ) -> Float[Tensor, "B"]:
-    """Standardise each component per group, sum with weights, then standardise over the batch. GDPO 2601.05242.
+    """Standardise each component per group, sum with weights, then standardise over the batch. GDPO
+    2601.05242.
 
-    Both divisions are by std + eps. A component without spread in the group, or NaN for the row, adds 0; a row that
-    is NaN in all has advantage 0 and takes no part. Raises as `grpo_advantages`. Example: K = 1, rewards
-    [0, 1, 0, 1], ids [0, 0, 1, 1], eps 0, ddof 0 -> [-1, 1, -1, 1].
+    Both divisions are by std + eps. A component without spread in the group, or NaN for the row, adds 0; a
+    row that is NaN in all has advantage 0 and takes no part. Raises as `grpo_advantages`. Example: K = 1,
+    rewards [0, 1, 0, 1], ids [0, 0, 1, 1], eps 0, ddof 0 -> [-1, 1, -1, 1].
     """
     std = StdKind.SAMPLE if ddof else StdKind.POPULATION
     columns = [grpo_advantages(rewards_B, group_ids_B, std, eps) for rewards_B in rewards_BK.unbind(-1)]
@@ -237,19 +248,23 @@ def process_advantages(
     """A_t = sum of the standardised rewards of the steps that end at or after t. DeepSeekMath section 4.1.3.
 
     All rows are one group: (r - mean) / (std + eps) over the step rewards of all of them; no spread gives 0.
-    `step_end_index` holds the column of each step's last token. Raises ValueError when a row's two lists differ in
-    length, or an index is out of range. Example: one row of two tokens, steps [0, 2] ending at [0, 1] -> z [-1, 1]
-    -> A [0, 1].
+    `step_end_index` holds the column of each step's last token. Raises ValueError when a row's two lists
+    differ in length, or an index is out of range. Example: one row of two tokens, steps [0, 2] ending at [0,
+    1] -> z [-1, 1] -> A [0, 1].
     """
     num_columns = mask_BT.shape[1]
     for row, (rewards, ends) in enumerate(zip(step_rewards, step_end_index, strict=True)):
         if len(rewards) != len(ends) or any(not 0 <= end < num_columns for end in ends):
-            raise ValueError(f"row {row}: {len(rewards)} step rewards, end columns {ends} of {num_columns} columns")
+            raise ValueError(
+                f"row {row}: {len(rewards)} step rewards, end columns {ends} of {num_columns} columns"
+            )
     flat_S = torch.tensor([r for row in step_rewards for r in row], dtype=dtype, device=mask_BT.device)
     stats = group_stats(flat_S, torch.zeros_like(flat_S, dtype=torch.long))
     std = StdKind.SAMPLE if ddof else StdKind.POPULATION
     z_S = _standardise(stats, std, eps, EpsMode.ADD)
-    rows_S = torch.tensor([b for b, row in enumerate(step_rewards) for _ in row], device=mask_BT.device).long()
+    rows_S = torch.tensor(
+        [b for b, row in enumerate(step_rewards) for _ in row], device=mask_BT.device
+    ).long()
     ends_S = torch.tensor([e for row in step_end_index for e in row], device=mask_BT.device).long()
     at_end_BT = torch.zeros(mask_BT.shape, dtype=dtype, device=mask_BT.device)
     at_end_BT.index_put_((rows_S, ends_S), z_S, accumulate=True)
@@ -259,7 +274,8 @@ def process_advantages(
 def dynamic_sampling(rewards_PG: Float[Tensor, "P G"]) -> DynamicSampling:
     """Keep the groups whose rewards differ (max > min, rounding aside; NaN left out). DAPO 2503.14476 eq. 11.
 
-    Log `dead_fraction`: in theory p^G + (1 - p)^G for success rate p. Example: [[1, 0], [1, 1]] -> keep [1, 0], .5.
+    Log `dead_fraction`: in theory p^G + (1 - p)^G for success rate p. Example: [[1, 0], [1, 1]] -> keep [1,
+    0], .5.
     """
     num_prompts, group_size = rewards_PG.shape
     ids_B = torch.arange(num_prompts, device=rewards_PG.device).repeat_interleave(group_size)
@@ -268,7 +284,9 @@ def dynamic_sampling(rewards_PG: Float[Tensor, "P G"]) -> DynamicSampling:
 
 
 def dead_groups(rewards_B: Float[Tensor, "B"], group_ids_B: Int[Tensor, "B"]) -> tuple[int, int]:
-    """(groups without any live advantage, groups): a metric as (sum, count). Example: [1, 1, 0, 1], ids [0, 0, 1, 1] -> (1, 2)."""
+    """(groups without any live advantage, groups): a metric as (sum, count). Example: [1, 1, 0, 1], ids [0,
+    0, 1, 1] -> (1, 2).
+    """
     stats = group_stats(rewards_B, group_ids_B)
     num_groups = len(torch.unique(group_ids_B))
     return num_groups - len(torch.unique(group_ids_B[stats.alive_B])), num_groups
@@ -277,10 +295,11 @@ def dead_groups(rewards_B: Float[Tensor, "B"], group_ids_B: Int[Tensor, "B"]) ->
 def overlong_penalty(
     lengths_B: Int[Tensor, "B"], max_len: int, cache: int, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "B"]:
-    """0 up to max_len - cache, then ((max_len - cache) - L) / cache down to -1 at max_len, -1 beyond. DAPO eq. 13.
+    """0 up to max_len - cache, then ((max_len - cache) - L) / cache down to -1 at max_len, -1 beyond. DAPO
+    eq. 13.
 
-    Lengths, `max_len` and `cache` in tokens. Raises ValueError unless 0 < cache <= max_len. Example: max_len 100,
-    cache 20: lengths [80, 90, 100, 120] -> [0, -.5, -1, -1].
+    Lengths, `max_len` and `cache` in tokens. Raises ValueError unless 0 < cache <= max_len. Example: max_len
+    100, cache 20: lengths [80, 90, 100, 120] -> [0, -.5, -1, -1].
     """
     if not 0 < cache <= max_len:
         raise ValueError(f"expected 0 < cache <= max_len, got cache {cache}, max_len {max_len}")
@@ -288,7 +307,8 @@ def overlong_penalty(
 
 
 def mixed_reward(rewards_BK: Float[Tensor, "B K"], weights_K: Float[Tensor, "K"]) -> Float[Tensor, "B"]:
-    """sum_k w_k r_k; a NaN component is not applicable and adds 0, a row that is NaN in all is unscorable: NaN.
+    """sum_k w_k r_k; a NaN component is not applicable and adds 0, a row that is NaN in all is unscorable:
+    NaN.
 
     TRL 1.16; algorithms.md section 3. Example: [[1, nan], [nan, nan]], weights [2, 1] -> [2, nan].
     """
@@ -301,7 +321,7 @@ def mixed_reward(rewards_BK: Float[Tensor, "B K"], weights_K: Float[Tensor, "K"]
 def _standardise(stats: GroupStats, std: StdKind, eps: float, eps_mode: EpsMode) -> Tensor:
     if std == StdKind.NONE:
         return stats.centred_B
-    var_B = stats.squares_B / (stats.count_B - (std == StdKind.SAMPLE)).clamp(min=1)
+    var_B = stats.squares_B / (stats.count_B - int(std == StdKind.SAMPLE)).clamp(min=1)
     scale_B = torch.sqrt(var_B + eps) if eps_mode == EpsMode.VAR else torch.sqrt(var_B) + eps
     return torch.where(stats.alive_B, stats.centred_B / torch.where(stats.alive_B, scale_B, 1.0), 0.0)
 

@@ -1,6 +1,6 @@
-"""Closed forms of small worlds: the optima a tether leads to. Axis: A actions. Rewards without unit, KL in nats."""
-
-from __future__ import annotations
+"""Closed forms of small worlds: the optima a tether leads to. Axis: A actions. Rewards without unit, KL in
+nats.
+"""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LengthHack:
-    """Closed form of the length-hacking world: the beta below which length diverges, and mean lengths in tokens."""
+    """Closed form of the length-hacking world: the beta below which length diverges, and mean lengths in
+    tokens.
+    """
 
     beta_critical: float
     mean_length_optimum: float
@@ -40,7 +42,8 @@ def reverse_kl_value(rewards_A: Float[Tensor, "A"], ref_probs_A: Float[Tensor, "
 def forward_kl_optimum(
     rewards_A: Float[Tensor, "A"], ref_probs_A: Float[Tensor, "A"], beta: float
 ) -> Float[Tensor, "A"]:
-    """argmax_pi pi.R - beta KL(ref || pi) = beta ref / (lambda - R), lambda by bisection so that it sums to 1.
+    """argmax_pi pi.R - beta KL(ref || pi) = beta ref / (lambda - R), lambda by bisection so that it sums to
+    1.
 
     Raises ValueError for beta <= 0 or a reference probability of 0 (it may break the bracket). Example: equal
     rewards -> the reference.
@@ -63,9 +66,9 @@ def forward_kl_optimum(
 def length_hack(ref_hazard: float, reward_per_token: float, beta: float) -> LengthHack:
     """Geometric lengths P(L) = h (1 - h)^(L-1) tilted by exp(alpha L / beta), no cap.
 
-    The tilted law is geometric with survival q = (1 - h) exp(alpha / beta): mean 1 / (1 - q), infinite at q >= 1,
-    that is beta <= beta_critical = alpha / -log(1 - h). Raises ValueError outside 0 < h < 1, alpha >= 0, beta > 0.
-    Example: h .2, alpha .1, beta 1 -> beta_critical .448142, mean 8.628 tokens against 5.
+    The tilted law is geometric with survival q = (1 - h) exp(alpha / beta): mean 1 / (1 - q), infinite at q
+    >= 1, that is beta <= beta_critical = alpha / -log(1 - h). Raises ValueError outside 0 < h < 1, alpha >=
+    0, beta > 0. Example: h .2, alpha .1, beta 1 -> beta_critical .448142, mean 8.628 tokens against 5.
     """
     _check_beta(beta)
     if not 0 < ref_hazard < 1 or reward_per_token < 0:

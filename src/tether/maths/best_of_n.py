@@ -1,7 +1,5 @@
 """Best-of-N, pass@k and votes. Axes: N samples, A actions (outcomes), R responses, P principles, V voters."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -12,7 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BestOfNKL:
-    """The policy of best-of-n over discrete outcomes, its exact KL to the reference, and the BOUNDS, nats and share."""
+    """The policy of best-of-n over discrete outcomes, its exact KL to the reference, and the BOUNDS, nats and
+    share.
+    """
 
     policy_A: Float[Tensor, "A"]
     exact_kl: float
@@ -21,7 +21,8 @@ class BestOfNKL:
 
 
 def bon_select(scores_N: Float[Tensor, "N"]) -> int:
-    """Index of the largest score; NaN is skipped, a tie goes to the lowest index. Raises ValueError when all are NaN.
+    """Index of the largest score; NaN is skipped, a tie goes to the lowest index. Raises ValueError when all
+    are NaN.
 
     Example: [nan, 2, 1, 2] -> 1.
     """
@@ -33,11 +34,12 @@ def bon_select(scores_N: Float[Tensor, "N"]) -> int:
 
 
 def bon_unbiased(proxy_N: Float[Tensor, "N"], gold_N: Float[Tensor, "N"], n: int) -> float:
-    """Mean, over all subsets of n of the N samples, of gold at the proxy's argmax: sum_i C(i-1, n-1) gold_(i) / C(N, n).
+    """Mean, over all subsets of n of the N samples, of gold at the proxy's argmax: sum_i C(i-1, n-1) gold_(i)
+    / C(N, n).
 
     i = 1..N by ascending proxy; of equal proxies the lowest index wins. WebGPT; Gao et al. 2210.10760. Raises
-    ValueError unless 1 <= n <= N and all is finite. Example: proxy [1, 2, 3], gold [0, 6, 3], n 2 ->
-    (1 * 6 + 2 * 3) / 3 = 4.
+    ValueError unless 1 <= n <= N and all is finite. Example: proxy [1, 2, 3], gold [0, 6, 3], n 2 -> (1 * 6 +
+    2 * 3) / 3 = 4.
     """
     num_samples = len(proxy_N)
     if not 1 <= n <= num_samples:
@@ -51,15 +53,19 @@ def bon_unbiased(proxy_N: Float[Tensor, "N"], gold_N: Float[Tensor, "N"], n: int
 
 
 def bon_kl(ref_probs_A: Float[Tensor, "A"], rewards_A: Float[Tensor, "A"], n: int) -> BestOfNKL:
-    """Best of n draws from a discrete reference: P(a) = F(a)^n - F(below a)^n, ties shared by reference probability.
+    """Best of n draws from a discrete reference: P(a) = F(a)^n - F(below a)^n, ties shared by reference
+    probability.
 
-    The bound log n - (n - 1) / n is exact only for continuous scores (Beirami et al. 2401.01879): always an upper
-    bound here, as is the win rate n / (n + 1). Raises ValueError for n < 1 or probabilities that do not sum to 1.
-    Example: reference [.5, .5], rewards [0, 1], n 2 -> policy [.25, .75], exact .130812, bound .193147, win .666667.
+    The bound log n - (n - 1) / n is exact only for continuous scores (Beirami et al. 2401.01879): always an
+    upper bound here, as is the win rate n / (n + 1). Raises ValueError for n < 1 or probabilities that do not
+    sum to 1. Example: reference [.5, .5], rewards [0, 1], n 2 -> policy [.25, .75], exact .130812, bound
+    .193147, win .666667.
     """
     probs_A = ref_probs_A.detach().double()
     if n < 1 or abs(float(probs_A.sum()) - 1) > 1e-6 or bool((probs_A < 0).any()):
-        raise ValueError(f"expected n >= 1 and probabilities that sum to 1, got n {n}, sum {float(probs_A.sum())}")
+        raise ValueError(
+            f"expected n >= 1 and probabilities that sum to 1, got n {n}, sum {float(probs_A.sum())}"
+        )
     rewards_A = rewards_A.detach().double()
     below_A = (probs_A * (rewards_A < rewards_A[:, None])).sum(-1)
     level_A = (probs_A * (rewards_A == rewards_A[:, None])).sum(-1)
@@ -89,9 +95,9 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 def principle_vote(votes_RPV: Float[Tensor, "R P V"], weights_P: Float[Tensor, "P"]) -> Float[Tensor, "R"]:
     """Mean over voters, then weighted mean over principles. Votes in {0, 1}, NaN = abstains.
 
-    Constitutional AI 2212.08073; Yuan et al. 2401.10020. A principle all abstain on leaves the mean; a response
-    without any vote is unscorable: NaN. Raises ValueError for weights that are negative or all 0. Example:
-    votes [[[nan, 1], [0, 1]]], weights [2, 1] -> (2 * 1 + 1 * .5) / 3 = .833333.
+    Constitutional AI 2212.08073; Yuan et al. 2401.10020. A principle all abstain on leaves the mean; a
+    response without any vote is unscorable: NaN. Raises ValueError for weights that are negative or all 0.
+    Example: votes [[[nan, 1], [0, 1]]], weights [2, 1] -> (2 * 1 + 1 * .5) / 3 = .833333.
     """
     if bool((weights_P < 0).any()) or not float(weights_P.sum()) > 0:
         raise ValueError(f"principle weights must not be negative and not all 0, got {weights_P.tolist()}")

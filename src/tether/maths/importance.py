@@ -1,10 +1,8 @@
 """Correction for a sampler that is not the trainer: weights, mismatch, masks. Axes: B sequences, T tokens.
 
-d = old_logprobs (trainer, at the start of the update) - sampler_logprobs (as reported when sampled). Weights are
-detached; they multiply the per-token policy loss, never the KL term. algorithms.md section 1.4.
+d = old_logprobs (trainer, at the start of the update) - sampler_logprobs (as reported when sampled). Weights
+are detached; they multiply the per-token policy loss, never the KL term. algorithms.md section 1.4.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -22,8 +20,8 @@ class ImportanceMode(StrEnum):
     """How the weight is formed and bounded. Bounds are inclusive; a missing one does not bind.
 
     token_truncate: clip(exp d_t) (TIS, Yao et al.). token_mask: exp d_t, 0 outside (MIS, IcePop).
-    seq_truncate: clip(exp sum d), broadcast (verl). seq_mask: exp sum d, 0 outside (TRL). seq_geo_mask:
-    exp mean d, 0 outside. seq_geo_filter_token_weight: the row is kept iff exp mean d is inside, weight exp d_t
+    seq_truncate: clip(exp sum d), broadcast (verl). seq_mask: exp sum d, 0 outside (TRL). seq_geo_mask: exp
+    mean d, 0 outside. seq_geo_filter_token_weight: the row is kept iff exp mean d is inside, weight exp d_t
     (OpenRLHF, NeMo seq-mask-tis).
     """
 
@@ -37,7 +35,9 @@ class ImportanceMode(StrEnum):
 
 @dataclass(frozen=True)
 class MismatchKL:
-    """KL(sampler || trainer) in nats per token, the largest |d|, and the ratio of perplexities trainer / sampler."""
+    """KL(sampler || trainer) in nats per token, the largest |d|, and the ratio of perplexities trainer /
+    sampler.
+    """
 
     k1: float
     k3: float
@@ -63,9 +63,9 @@ def is_weights(
 ) -> Float[Tensor, "B T"]:
     """Importance weights pi_old / pi_sampler in one of the modes of ImportanceMode, detached, 0 at pads.
 
-    Raises NonFiniteError at a live NaN (a missing sampler log-probability is an error, not weight 1), ValueError
-    for low > high. Example: d = [log 3, log .5], high 2: token_truncate [2, .5], token_mask [0, .5],
-    seq_mask [1.5, 1.5].
+    Raises NonFiniteError at a live NaN (a missing sampler log-probability is an error, not weight 1),
+    ValueError for low > high. Example: d = [log 3, log .5], high 2: token_truncate [2, .5], token_mask [0,
+    .5], seq_mask [1.5, 1.5].
     """
     if low is not None and high is not None and low > high:
         raise ValueError(f"importance bounds are empty: low {low} > high {high}")
@@ -96,7 +96,8 @@ def is_weights(
 
 
 def effective_sample_size(weights_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"]) -> float:
-    """(sum w)^2 / (n sum w^2) over live tokens, a share in (0, 1]; NaN when all weights are 0 or nothing is live.
+    """(sum w)^2 / (n sum w^2) over live tokens, a share in (0, 1]; NaN when all weights are 0 or nothing is
+    live.
 
     Example: weights [1, 0] -> .5; [2, 2] -> 1.
     """
@@ -107,12 +108,15 @@ def effective_sample_size(weights_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor
 
 
 def mismatch_kl(
-    old_logprobs_BT: Float[Tensor, "B T"], sampler_logprobs_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"]
+    old_logprobs_BT: Float[Tensor, "B T"],
+    sampler_logprobs_BT: Float[Tensor, "B T"],
+    mask_BT: Bool[Tensor, "B T"],
 ) -> MismatchKL:
-    """k1 = mean(sampler - old), k3 = mean(exp(old - sampler) - 1 - (old - sampler)), tokens drawn by the sampler.
+    """k1 = mean(sampler - old), k3 = mean(exp(old - sampler) - 1 - (old - sampler)), tokens drawn by the
+    sampler.
 
-    ppl_ratio = exp(k1). Raises NonFiniteError at a live NaN, ValueError with no live token. Example: old [-1],
-    sampler [-.5] -> k1 .5, k3 .106531, max_abs .5, ppl_ratio 1.648721.
+    ppl_ratio = exp(k1). Raises NonFiniteError at a live NaN, ValueError with no live token. Example: old
+    [-1], sampler [-.5] -> k1 .5, k3 .106531, max_abs .5, ppl_ratio 1.648721.
     """
     live_N = _mismatch(old_logprobs_BT, sampler_logprobs_BT, mask_BT)[mask_BT].double()
     if not len(live_N):
@@ -131,8 +135,8 @@ def off_policy_sequence_mask(
 ) -> SequenceMask:
     """Drop a row iff A < 0 and mean(sampler - logprobs) > delta (nats per token). DeepSeek-V3.2 eq. 9.
 
-    `logprobs` are those of the weights being trained. Raises NonFiniteError at a live NaN. Example: A -1, logprobs
-    [-2], sampler [-1], delta .5 -> dropped; A +1 -> kept.
+    `logprobs` are those of the weights being trained. Raises NonFiniteError at a live NaN. Example: A -1,
+    logprobs [-2], sampler [-1], delta .5 -> dropped; A +1 -> kept.
     """
     require_finite("advantages", advantages_B, mask_BT.any(-1))
     log_ratio_BT = _mismatch(logprobs_BT, sampler_logprobs_BT, mask_BT, "logprobs")
@@ -140,9 +144,7 @@ def off_policy_sequence_mask(
     return SequenceMask(~((advantages_B < 0) & (seq_kl_B > delta)), seq_kl_B)
 
 
-def _mismatch(
-    trainer_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, name: str = "old_logprobs"
-) -> Tensor:
+def _mismatch(trainer_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, name: str = "old_logprobs") -> Tensor:
     """trainer - sampler, detached, 0 at pads."""
     require_finite(name, trainer_BT, mask_BT)
     require_finite("sampler_logprobs", sampler_BT, mask_BT)

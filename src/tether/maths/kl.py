@@ -1,11 +1,10 @@
-"""KL divergence between policy and reference: estimators, exact, units, controllers. B sequences, T tokens, V vocabulary.
+"""KL divergence between policy and reference: estimators, exact, units, controllers. B sequences, T tokens, V
+vocabulary.
 
-With d = log ref - log pi at the sampled token, a ~ pi: k1 = -d, k2 = d^2/2, k3 = exp(d) - 1 - d (Schulman, "Approximating
-KL divergence"). Value and gradient are different matters (algorithms.md section 2): as a LOSS, k1 regularises
-nothing, k2 gives the gradient of KL(pi || ref), k3 that of KL(ref || pi).
+With d = log ref - log pi at the sampled token, a ~ pi: k1 = -d, k2 = d^2/2, k3 = exp(d) - 1 - d (Schulman,
+"Approximating KL divergence"). Value and gradient are different matters (algorithms.md section 2): as a LOSS,
+k1 regularises nothing, k2 gives the gradient of KL(pi || ref), k3 that of KL(ref || pi).
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
@@ -27,7 +26,8 @@ class KLEstimator(StrEnum):
 
 
 def kl_k1(logprobs: Float[Tensor, "*S"], ref_logprobs: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-    """k1 = log pi - log ref: unbiased, may be negative for a token. Nats. As a loss its expected gradient is 0.
+    """k1 = log pi - log ref: unbiased, may be negative for a token. Nats. As a loss its expected gradient is
+    0.
 
     Example: log pi -1.0, log ref -0.5 -> -0.5.
     """
@@ -35,7 +35,8 @@ def kl_k1(logprobs: Float[Tensor, "*S"], ref_logprobs: Float[Tensor, "*S"]) -> F
 
 
 def kl_k2(logprobs: Float[Tensor, "*S"], ref_logprobs: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-    """k2 = (log pi - log ref)^2 / 2 >= 0: biased by O(d^3); as a loss, on policy, exactly grad KL(pi || ref). Nats.
+    """k2 = (log pi - log ref)^2 / 2 >= 0: biased by O(d^3); as a loss, on policy, exactly grad KL(pi || ref).
+    Nats.
 
     Example: log pi -1.0, log ref -0.5 -> 0.125.
     """
@@ -43,7 +44,8 @@ def kl_k2(logprobs: Float[Tensor, "*S"], ref_logprobs: Float[Tensor, "*S"]) -> F
 
 
 def kl_k3(logprobs: Float[Tensor, "*S"], ref_logprobs: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-    """k3 = exp(d) - 1 - d >= 0, d = log ref - log pi: unbiased; as a loss it is grad KL(ref || pi), the other direction.
+    """k3 = exp(d) - 1 - d >= 0, d = log ref - log pi: unbiased; as a loss it is grad KL(ref || pi), the other
+    direction.
 
     Nats; expm1 keeps small d exact. exp is held below overflow (see `exp_within_range`). DeepSeekMath eq. 4.
     Example: log pi -1.0, log ref -0.5 -> 0.148721.
@@ -60,7 +62,8 @@ def kl_tokens(
 ) -> Float[Tensor, "B T"]:
     """Estimator k1, k2 or k3 of KL(policy || reference) at each live token, 0 at pads. Nats.
 
-    Raises NonFiniteError at a live NaN of either input. Example: [[-1, nan]] against [[-.5, nan]], k2 -> [[.125, 0]].
+    Raises NonFiniteError at a live NaN of either input. Example: [[-1, nan]] against [[-.5, nan]], k2 ->
+    [[.125, 0]].
     """
     require_finite("logprobs", logprobs_BT, mask_BT)
     require_finite("ref_logprobs", ref_logprobs_BT, mask_BT)
@@ -68,13 +71,12 @@ def kl_tokens(
     return select(function(select(logprobs_BT, mask_BT), select(ref_logprobs_BT, mask_BT)), mask_BT)
 
 
-def kl_full(
-    logits_NV: Float[Tensor, "*S V"], ref_logits_NV: Float[Tensor, "*S V"]
-) -> Float[Tensor, "*S"]:
-    """KL(policy || reference) = sum_a pi_a (log pi_a - log ref_a), exact over the vocabulary. Nats, first argument first.
+def kl_full(logits_NV: Float[Tensor, "*S V"], ref_logits_NV: Float[Tensor, "*S V"]) -> Float[Tensor, "*S"]:
+    """KL(policy || reference) = sum_a pi_a (log pi_a - log ref_a), exact over the vocabulary. Nats, first
+    argument first.
 
-    d/dz_j = pi_j (log pi_j - log ref_j - KL). Example: logits [log 3, 0] against [0, 0] -> .75 log 1.5 + .25 log .5
-    = 0.130812.
+    d/dz_j = pi_j (log pi_j - log ref_j - KL). Example: logits [log 3, 0] against [0, 0] -> .75 log 1.5 + .25
+    log .5 = 0.130812.
     """
     logprobs_NV = torch.log_softmax(full_precision(logits_NV), -1)
     ref_logprobs_NV = torch.log_softmax(full_precision(ref_logits_NV), -1)
@@ -101,8 +103,8 @@ def kl_units(
 ) -> KLUnits:
     """The sampled KL as mean of sequence sums, token mean, mean of row means (nats) and token mean (bits).
 
-    Means over rows leave out empty rows. Raises ValueError with no live token. Example: k1 rows [.1, .3] and [.5]:
-    .45, .3, .35 nats, and .3 / log 2 = .432809 bits.
+    Means over rows leave out empty rows. Raises ValueError with no live token. Example: k1 rows [.1, .3] and
+    [.5]: .45, .3, .35 nats, and .3 / log 2 = .432809 bits.
     """
     kl_BT = kl_tokens(logprobs_BT, ref_logprobs_BT, mask_BT, estimator).detach()
     token_mean = float(aggregate(kl_BT, mask_BT, Aggregation.TOKEN_MEAN))
@@ -115,11 +117,12 @@ def kl_units(
 
 
 def adaptive_beta(beta: float, kl: float, target: float, num_sequences: int, horizon: int) -> float:
-    """beta (1 + e n / horizon), e = clip(kl / target - 1, -.2, .2): the rule of the lm-human-preferences code.
+    """beta (1 + e n / horizon), e = clip(kl / target - 1, -.2, .2): the rule of the lm-human-preferences
+    code.
 
-    `kl` and `target` in the SAME unit (OpenAI: mean of sequence sums, nats); n = sequences in the step. Raises
-    ValueError for a target, horizon or beta that is not positive, or a KL that is not finite. Example: beta .2,
-    kl 9, target 6, n 256, horizon 10000 -> .2 (1 + .2 * .0256) = .201024.
+    `kl` and `target` in the SAME unit (OpenAI: mean of sequence sums, nats); n = sequences in the step.
+    Raises ValueError for a target, horizon or beta that is not positive, or a KL that is not finite. Example:
+    beta .2, kl 9, target 6, n 256, horizon 10000 -> .2 (1 + .2 * .0256) = .201024.
     """
     if horizon <= 0:
         raise ValueError(f"horizon must be positive, got {horizon}")
@@ -146,16 +149,18 @@ def adaptive_beta_ppo(beta: float, kl: float, target: float) -> float:
 
 
 def exceeds_target_kl(approx_kl: float, target: float, factor: float = 1.5) -> bool:
-    """Whether this minibatch must not be applied and the epoch loop must stop: approx_kl > factor target, strictly.
+    """Whether this minibatch must not be applied and the epoch loop must stop: approx_kl > factor target,
+    strictly.
 
-    `approx_kl` is k3 of KL(old || new), before the step (algorithms.md section 2, Stable-Baselines3). A KL that is
-    not finite stops too. Example: .031 against target .02 -> True; .03 -> False.
+    `approx_kl` is k3 of KL(old || new), before the step (algorithms.md section 2, Stable-Baselines3). A KL
+    that is not finite stops too. Example: .031 against target .02 -> True; .03 -> False.
     """
     return not approx_kl <= factor * target
 
 
 def target_kl_stop(approx_kls: list[float], target: float, factor: float = 1.5) -> int | None:
-    """Index of the first minibatch that `exceeds_target_kl`, None when none does: so many steps were applied before it.
+    """Index of the first minibatch that `exceeds_target_kl`, None when none does: so many steps were applied
+    before it.
 
     Example: [.01, .02, .04], target .02 -> 2.
     """

@@ -1,10 +1,9 @@
 """Masked reductions: select, sum, mean, whiten, aggregate. Axes: B sequences, T tokens; "live" = mask True.
 
-A pad may hold anything, NaN and infinity included: every function selects with `torch.where` BEFORE arithmetic, so
-values and gradients at pads are exactly 0. A number that is not finite at a live position raises NonFiniteError.
+A pad may hold anything, NaN and infinity included: every function selects with `torch.where` BEFORE
+arithmetic, so values and gradients at pads are exactly 0. A number that is not finite at a live position
+raises NonFiniteError.
 """
-
-from __future__ import annotations
 
 from enum import StrEnum
 
@@ -14,10 +13,11 @@ from torch import Tensor
 
 
 class NonFiniteError(ValueError):
-    """NaN or infinity at a live position: which tensor, where, what. Rebuilt from its four arguments when unpickled.
+    """NaN or infinity at a live position: which tensor, where, what. Rebuilt from its four arguments when
+    unpickled.
 
-    Example: `NonFiniteError("logprobs", 0, 2, float("nan"))` reads
-    "logprobs is nan at row 0, column 2, a live position: ...".
+    Example: `NonFiniteError("logprobs", 0, 2, float("nan"))` reads "logprobs is nan at row 0, column 2, a
+    live position: ...".
     """
 
     def __init__(self, name: str, row: int, column: int | None, value: float) -> None:
@@ -36,7 +36,8 @@ class Aggregation(StrEnum):
     """How per-token losses become one number (algorithms.md section 0): the weight of a live token.
 
     token_mean 1/N (DAPO eq. 12); seq_mean_token_mean 1/(B1 L_b) (GRPO eq. 3); seq_mean_token_sum 1/B1 (RLOO);
-    token_sum_norm 1/(B C), C a fixed budget (Dr.GRPO). N live tokens, L_b of row b, B1 non-empty rows, B all rows.
+    token_sum_norm 1/(B C), C a fixed budget (Dr.GRPO). N live tokens, L_b of row b, B1 non-empty rows, B all
+    rows.
     """
 
     TOKEN_MEAN = "token_mean"
@@ -46,7 +47,9 @@ class Aggregation(StrEnum):
 
 
 class EmptyRows(StrEnum):
-    """Whether rows without a live token count in a mean over rows: EXCLUDE (verl, OpenRLHF), COUNT (TRL `grpo`)."""
+    """Whether rows without a live token count in a mean over rows: EXCLUDE (verl, OpenRLHF), COUNT (TRL
+    `grpo`).
+    """
 
     EXCLUDE = "exclude"
     COUNT = "count"
@@ -66,10 +69,11 @@ def select(x_BT: Float[Tensor, "*S"], mask_BT: Bool[Tensor, "*S"]) -> Float[Tens
 
 
 def require_finite(name: str, x_BT: Float[Tensor, "*S"], mask_BT: Bool[Tensor, "*S"]) -> None:
-    """Raise NonFiniteError naming `name`, row and column at the first live position of `x` that is NaN or infinite.
+    """Raise NonFiniteError naming `name`, row and column at the first live position of `x` that is NaN or
+    infinite.
 
-    Shapes: both [B, T] or both [B]. Example: x [[1, nan]], mask [[1, 0]] passes; mask [[1, 1]] raises for row 0,
-    column 1.
+    Shapes: both [B, T] or both [B]. Example: x [[1, nan]], mask [[1, 0]] passes; mask [[1, 1]] raises for row
+    0, column 1.
     """
     bad = mask_BT & ~torch.isfinite(x_BT)
     if not bool(bad.any()):
@@ -86,15 +90,17 @@ def masked_sum(x_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"]) -> Floa
 
 
 def masked_mean(x_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
-    """Mean over live positions. Raises ValueError when there is none. Example: [[2, 4, nan]], [[1, 1, 0]] -> 3."""
+    """Mean over live positions. Raises ValueError when there is none. Example: [[2, 4, nan]], [[1, 1, 0]] ->
+    3.
+    """
     return masked_sum(x_BT, mask_BT) / _live_count(mask_BT)
 
 
 def masked_var(x_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"], ddof: int = 0) -> Float[Tensor, ""]:
     """Variance over live positions, sum (x - mean)^2 / (N - ddof), in two passes.
 
-    `ddof` 0 is the population, 1 the sample variance. Raises ValueError when no position is live, or N <= ddof.
-    Example: [[2, 4, nan]] under [[1, 1, 0]] -> 1 (ddof 0), 2 (ddof 1).
+    `ddof` 0 is the population, 1 the sample variance. Raises ValueError when no position is live, or N <=
+    ddof. Example: [[2, 4, nan]] under [[1, 1, 0]] -> 1 (ddof 0), 2 (ddof 1).
     """
     count = _live_count(mask_BT)
     if count <= ddof:
@@ -108,8 +114,9 @@ def whiten(
 ) -> Float[Tensor, "B T"]:
     """(x - mean) / sqrt(var + eps) over the live positions of the whole batch, 0 at pads.
 
-    Source: Ziegler et al. 2019 code; algorithms.md section 4 (population variance by default). One live position, or
-    none: 0. Unit: none. Raises NonFiniteError at a live NaN. Example: [[1, 3, nan]] under [[1, 1, 0]] -> [[-1, 1, 0]].
+    Source: Ziegler et al. 2019 code; algorithms.md section 4 (population variance by default). One live
+    position, or none: 0. Unit: none. Raises NonFiniteError at a live NaN. Example: [[1, 3, nan]] under [[1,
+    1, 0]] -> [[-1, 1, 0]].
     """
     require_finite("x", x_BT, mask_BT)
     if int(mask_BT.sum()) <= max(1, ddof):
@@ -123,8 +130,9 @@ def scale_only_whiten(
 ) -> Float[Tensor, "B T"]:
     """Whiten, then give the mean back: (x - mean) / sqrt(var + eps) + mean, 0 at pads.
 
-    For reward whitening (`whiten(shift_mean=False)` in OpenAI's code, algorithms.md section 3). One live position
-    keeps its value. Raises NonFiniteError at a live NaN. Example: [[1, 5, nan]] under [[1, 1, 0]] -> [[2, 4, 0]].
+    For reward whitening (`whiten(shift_mean=False)` in OpenAI's code, algorithms.md section 3). One live
+    position keeps its value. Raises NonFiniteError at a live NaN. Example: [[1, 5, nan]] under [[1, 1, 0]] ->
+    [[2, 4, 0]].
     """
     if not bool(mask_BT.any()):
         return torch.zeros_like(full_precision(x_BT))
@@ -132,7 +140,10 @@ def scale_only_whiten(
 
 
 def aggregate_sum(
-    x_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"], aggregation: Aggregation, norm_len: int | None = None
+    x_BT: Float[Tensor, "B T"],
+    mask_BT: Bool[Tensor, "B T"],
+    aggregation: Aggregation,
+    norm_len: int | None = None,
 ) -> Float[Tensor, ""]:
     """The numerator of an aggregation: sum of x with weight 1, 1/L_b, 1 or 1/C at a live token.
 
@@ -151,7 +162,9 @@ def aggregate_sum(
             return (live_BT.sum(-1) / lengths_B).sum()
         case Aggregation.TOKEN_SUM_NORM:
             if norm_len is None or norm_len <= 0:
-                raise ValueError(f"token_sum_norm needs norm_len, a positive number of tokens; got {norm_len}")
+                raise ValueError(
+                    f"token_sum_norm needs norm_len, a positive number of tokens; got {norm_len}"
+                )
             return live_BT.sum() / norm_len
 
 
@@ -180,7 +193,8 @@ def aggregate(
     norm_len: int | None = None,
     empty_rows: EmptyRows = EmptyRows.EXCLUDE,
 ) -> Float[Tensor, ""]:
-    """`aggregate_sum / aggregate_count` of one whole batch (with microbatches, divide sums by one global count).
+    """`aggregate_sum / aggregate_count` of one whole batch (with microbatches, divide sums by one global
+    count).
 
     Raises ValueError when nothing is counted. Example: [[1, 3], [5, nan]] under [[1, 1], [1, 0]] ->
     token_mean 3, seq_mean_token_mean 3.5, seq_mean_token_sum 4.5.

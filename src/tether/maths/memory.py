@@ -1,15 +1,17 @@
 """Memory of training and generation, in bytes, before anything runs. algorithms.md section 12."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
-TRAINED_BYTES = 16  # per parameter: bf16 weight and gradient, fp32 master, two fp32 Adam moments (ZeRO 1910.02054)
+TRAINED_BYTES = (
+    16  # per parameter: bf16 weight and gradient, fp32 master, two fp32 Adam moments (ZeRO 1910.02054)
+)
 FROZEN_BYTES = 2  # per parameter, bf16
 
 
 class ActivationKind(StrEnum):
-    """What a layer keeps for the backward pass: FULL attention matrix, FLASH attention, CHECKPOINT (its input only)."""
+    """What a layer keeps for the backward pass: FULL attention matrix, FLASH attention, CHECKPOINT (its input
+    only).
+    """
 
     FULL = "full"
     FLASH = "flash"
@@ -17,11 +19,15 @@ class ActivationKind(StrEnum):
 
 
 def static_bytes(trained_params: int, frozen_params: int = 0) -> int:
-    """16 bytes a trained, 2 a frozen parameter; LoRA: frozen base, trained adapter. Example: 7e9 trained -> 112e9."""
+    """16 bytes a trained, 2 a frozen parameter; LoRA: frozen base, trained adapter. Example: 7e9 trained ->
+    112e9.
+    """
     return TRAINED_BYTES * trained_params + FROZEN_BYTES * frozen_params
 
 
-def kv_cache_bytes(num_layers: int, num_kv_heads: int, head_dim: int, num_tokens: int, bytes_per_value: int = 2) -> int:
+def kv_cache_bytes(
+    num_layers: int, num_kv_heads: int, head_dim: int, num_tokens: int, bytes_per_value: int = 2
+) -> int:
     """2 layers kv_heads head_dim bytes tokens: keys and values. Example: 32, 32, 128, one token -> 524288."""
     return 2 * num_layers * num_kv_heads * head_dim * bytes_per_value * num_tokens
 
@@ -34,7 +40,8 @@ def logits_bytes(num_tokens: int, vocabulary: int) -> int:
 def activation_bytes_per_layer(
     kind: ActivationKind, sequence_length: int, batch_size: int, hidden: int, num_heads: int
 ) -> int:
-    """34 s b h + 5 a s^2 b (full), 34 s b h (flash), 2 s b h (checkpoint). Korthikanti et al. 2205.05198; calibrate.
+    """34 s b h + 5 a s^2 b (full), 34 s b h (flash), 2 s b h (checkpoint). Korthikanti et al. 2205.05198;
+    calibrate.
 
     Example: s 1, b 1, h 4096, a 32 -> 139424, 139264, 8192.
     """

@@ -1,7 +1,5 @@
 """Running moments that merge: over batches, microbatches or ranks."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -23,13 +21,15 @@ class Moments:
     mean: float = 0.0
     squares: float = 0.0
 
-    def __add__(self, other: Moments) -> Moments:
+    def __add__(self, other: "Moments") -> "Moments":
         count = self.count + other.count
         if count == 0:
             return self
         delta = other.mean - self.mean
         mean = self.mean + delta * other.count / count
-        return Moments(count, mean, self.squares + other.squares + delta**2 * self.count * other.count / count)
+        return Moments(
+            count, mean, self.squares + other.squares + delta**2 * self.count * other.count / count
+        )
 
     @property
     def variance(self) -> float:
@@ -43,7 +43,8 @@ class Moments:
 
 
 def moments(x_BT: Float[Tensor, "*S"], mask_BT: Bool[Tensor, "*S"]) -> Moments:
-    """Moments of the live numbers of `x`, accumulated in float64 on the CPU. Raises NonFiniteError at a live NaN.
+    """Moments of the live numbers of `x`, accumulated in float64 on the CPU. Raises NonFiniteError at a live
+    NaN.
 
     Example: [[1, 3, nan]] under [[1, 1, 0]] -> Moments(2, 2, 2).
     """
@@ -56,11 +57,18 @@ def moments(x_BT: Float[Tensor, "*S"], mask_BT: Bool[Tensor, "*S"]) -> Moments:
 
 
 def whiten_with(
-    x_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"], seen: Moments, *, ddof: int = 0, eps: float = 1e-8
+    x_BT: Float[Tensor, "B T"],
+    mask_BT: Bool[Tensor, "B T"],
+    seen: Moments,
+    *,
+    ddof: int = 0,
+    eps: float = 1e-8,
 ) -> Float[Tensor, "B T"]:
-    """`whiten` with the moments of a larger set, such as all ranks merged, so that a shard equals the whole batch.
+    """`whiten` with the moments of a larger set, such as all ranks merged, so that a shard equals the whole
+    batch.
 
-    0 everywhere when `seen` holds no more than max(1, ddof) numbers. Example: x [[3]], Moments(2, 2, 2) -> [[1]].
+    0 everywhere when `seen` holds no more than max(1, ddof) numbers. Example: x [[3]], Moments(2, 2, 2) ->
+    [[1]].
     """
     require_finite("x", x_BT, mask_BT)
     if seen.count <= max(1, ddof):

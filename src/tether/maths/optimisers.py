@@ -1,13 +1,13 @@
 """One scalar Adam, in the two conventions that give different first steps. Units: those of the parameter."""
 
-from __future__ import annotations
-
 import math
 from enum import StrEnum
 
 
 class AdamEps(StrEnum):
-    """Where eps is added: TORCH to sqrt(v / (1 - beta2^t)); TENSORFLOW to the uncorrected sqrt(v) (smaller first steps)."""
+    """Where eps is added: TORCH to sqrt(v / (1 - beta2^t)); TENSORFLOW to the uncorrected sqrt(v) (smaller
+    first steps).
+    """
 
     TORCH = "torch"
     TENSORFLOW = "tensorflow"
@@ -21,7 +21,8 @@ def adam_path(
     eps: float = 1e-5,
     style: AdamEps = AdamEps.TORCH,
 ) -> list[float]:
-    """The parameter after each step from 0, for given gradients. Kingma & Ba 1412.6980, algorithm 1; Huang 2023 on eps.
+    """The parameter after each step from 0, for given gradients. Kingma & Ba 1412.6980, algorithm 1; Huang
+    2023 on eps.
 
     Example: gradients [1], lr .1, eps 0 -> [-.1] in both styles.
     """

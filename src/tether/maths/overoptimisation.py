@@ -1,7 +1,5 @@
 """The scaling law of over-optimisation: gold reward against distance from the start. Gao et al. 2210.10760."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from enum import StrEnum
@@ -52,7 +50,8 @@ class Overoptimisation:
 def fit_overoptimisation(
     kls_N: Float[Tensor, "N"], gold_N: Float[Tensor, "N"], kind: OptimisationKind
 ) -> Overoptimisation:
-    """Least squares of the law, linear in (alpha, beta). Raises ValueError for fewer than two points or a negative KL.
+    """Least squares of the law, linear in (alpha, beta). Raises ValueError for fewer than two points or a
+    negative KL.
 
     Example: bon, KL [1, 4], gold [.75, 1] -> alpha 1, beta .25.
     """

@@ -1,10 +1,9 @@
 """Policy surrogates, minimised. Axes: B sequences, T tokens.
 
-Each returns per-token losses (0 at pads), not a mean: the caller sums them by `aggregate_sum` and divides by one
-`aggregate_count` of the whole optimiser step. Advantages and old log-probabilities are data: detached here.
+Each returns per-token losses (0 at pads), not a mean: the caller sums them by `aggregate_sum` and divides by
+one `aggregate_count` of the whole optimiser step. Advantages and old log-probabilities are data: detached
+here.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
@@ -28,8 +27,9 @@ class Surrogate:
 
 @dataclass(frozen=True)
 class SequenceSurrogate:
-    """As Surrogate, with one coefficient per row: the loss of a row stands at each of its live tokens, so that
-    `seq_mean_token_mean` is the mean over rows. `clipped_B`: the gradient of the row is cut."""
+    """As Surrogate, with one coefficient per row: the loss of a row stands at each of its live tokens, so
+    that `seq_mean_token_mean` is the mean over rows. `clipped_B`: the gradient of the row is cut.
+    """
 
     losses_BT: Float[Tensor, "B T"]
     ratio_B: Float[Tensor, "B"]
@@ -74,11 +74,12 @@ class PolicyMeans:
 
 @dataclass(frozen=True)
 class PolicyStats:
-    """SUMS over `count` live tokens (and the extremes of the ratio): add them over microbatches, then take `means()`.
+    """SUMS over `count` live tokens (and the extremes of the ratio): add them over microbatches, then take
+    `means()`.
 
-    approx_kl_*: KL(old || new) in nats. clip_any: ratio outside [1 - eps_low, 1 + eps_high]; clip_low and clip_high:
-    outside on the side where the advantage makes the clip cut the gradient; clip_beneficial: both. dual_clip:
-    negative advantage and ratio above the dual bound. overflow: log-ratios clamped before exp.
+    approx_kl_*: KL(old || new) in nats. clip_any: ratio outside [1 - eps_low, 1 + eps_high]; clip_low and
+    clip_high: outside on the side where the advantage makes the clip cut the gradient; clip_beneficial: both.
+    dual_clip: negative advantage and ratio above the dual bound. overflow: log-ratios clamped before exp.
     Example: ratios 1.4 (A 2) and 1 (A 2) at eps .2: count 2, clip_high 1, ratio_sum 2.4.
     """
 
@@ -97,7 +98,7 @@ class PolicyStats:
     ratio_min: float
     ratio_max: float
 
-    def __add__(self, other: PolicyStats) -> PolicyStats:
+    def __add__(self, other: "PolicyStats") -> "PolicyStats":
         mine, theirs = asdict(self), asdict(other)
         sums = {name: mine[name] + theirs[name] for name in mine}
         low, high = min(self.ratio_min, other.ratio_min), max(self.ratio_max, other.ratio_max)
@@ -126,12 +127,13 @@ def ppo_surrogate(
     eps_high: float = 0.2,
     dual_clip: float | None = None,
 ) -> Surrogate:
-    """L_t = -min(r A, clip(r, 1 - eps_low, 1 + eps_high) A), r = exp(logprobs - old_logprobs). PPO 1707.06347 eq. 7.
+    """L_t = -min(r A, clip(r, 1 - eps_low, 1 + eps_high) A), r = exp(logprobs - old_logprobs). PPO 1707.06347
+    eq. 7.
 
-    Gradient -r A grad log pi, and 0 iff A > 0 and r > 1 + eps_high, or A < 0 and r < 1 - eps_low (strictly). With
-    `dual_clip` c > 1 (1912.09729), for A < 0 the objective is at least c A: gradient 0 iff r > c. eps may be
-    infinite: the plain policy gradient. Raises NonFiniteError at a live NaN, ValueError for eps < 0 or c <= 1.
-    Example: r 1.4, A 2, eps .2 -> loss -2.4, gradient 0; A -2 -> loss 2.8, gradient 2.8.
+    Gradient -r A grad log pi, and 0 iff A > 0 and r > 1 + eps_high, or A < 0 and r < 1 - eps_low (strictly).
+    With `dual_clip` c > 1 (1912.09729), for A < 0 the objective is at least c A: gradient 0 iff r > c. eps
+    may be infinite: the plain policy gradient. Raises NonFiniteError at a live NaN, ValueError for eps < 0 or
+    c <= 1. Example: r 1.4, A 2, eps .2 -> loss -2.4, gradient 0; A -2 -> loss 2.8, gradient 2.8.
     """
     _check_clip(eps_low, eps_high)
     if dual_clip is not None and dual_clip <= 1:
@@ -182,7 +184,8 @@ def policy_stats(
 def entropy_bonus(
     entropy_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"], coef: float
 ) -> Float[Tensor, "B T"]:
-    """Per-token loss -coef H_t, 0 at pads; H in nats, attached, from `token_entropy`. algorithms.md section 5.
+    """Per-token loss -coef H_t, 0 at pads; H in nats, attached, from `token_entropy`. algorithms.md section
+    5.
 
     Raises NonFiniteError at a live NaN. Example: H [[.5, nan]] under [[1, 0]], coef .1 -> [[-.05, 0]].
     """
@@ -198,7 +201,8 @@ def gspo(
     eps_low: float = 3e-4,
     eps_high: float = 4e-4,
 ) -> SequenceSurrogate:
-    """L_b = -min(s A, clip(s, 1 - eps_low, 1 + eps_high) A), s = exp(mean_t log r_t). GSPO 2507.18071 eq. 5, 7.
+    """L_b = -min(s A, clip(s, 1 - eps_low, 1 + eps_high) A), s = exp(mean_t log r_t). GSPO 2507.18071 eq. 5,
+    7.
 
     Gradient -s A / L_b at every live token. Aggregate with `seq_mean_token_mean`. Raises as `ppo_surrogate`.
     Example: log-ratios [.1, .3], A 1, eps infinite -> s = exp(.2) = 1.221403, loss -1.221403.
@@ -241,10 +245,11 @@ def cispo(
     eps_high: float = 0.28,
     eps_low: float | None = None,
 ) -> WeightedSurrogate:
-    """L_t = -sg[clip(r, 1 - eps_low, 1 + eps_high)] A log pi. CISPO 2506.13585 eq. 4-5; no lower bound by default.
+    """L_t = -sg[clip(r, 1 - eps_low, 1 + eps_high)] A log pi. CISPO 2506.13585 eq. 4-5; no lower bound by
+    default.
 
-    No token loses its gradient. eps_high is relative to 1 (TRL's is the absolute cap). Raises as `ppo_surrogate`.
-    Example: r 1.4, eps_high .28, A 1, log pi -1 -> weight 1.28, loss 1.28.
+    No token loses its gradient. eps_high is relative to 1 (TRL's is the absolute cap). Raises as
+    `ppo_surrogate`. Example: r 1.4, eps_high .28, A 1, log pi -1 -> weight 1.28, loss 1.28.
     """
     _check_clip(0.0 if eps_low is None else eps_low, eps_high)
     advantages_BT = _advantages(advantages_BT, mask_BT)
@@ -292,10 +297,11 @@ def grpo_loss(
     beta: float = 0.04,
     estimator: KLEstimator = KLEstimator.K3,
 ) -> TetheredSurrogate:
-    """L_t = ppo_surrogate_t + beta kl_t. DeepSeekMath 2402.03300 eq. 3-4 (k3, aggregated by `seq_mean_token_mean`).
+    """L_t = ppo_surrogate_t + beta kl_t. DeepSeekMath 2402.03300 eq. 3-4 (k3, aggregated by
+    `seq_mean_token_mean`).
 
-    k3 as a loss follows KL(ref || pi), and off policy neither; see `grpo_loss_ratio_corrected` and k2. Raises as
-    `ppo_surrogate`. Example: r 1, A 0, log pi -1, log ref -.5, beta .1 -> loss +.0148721.
+    k3 as a loss follows KL(ref || pi), and off policy neither; see `grpo_loss_ratio_corrected` and k2. Raises
+    as `ppo_surrogate`. Example: r 1, A 0, log pi -1, log ref -.5, beta .1 -> loss +.0148721.
     """
     surrogate = ppo_surrogate(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT, eps_low, eps_high)
     kl_BT = kl_tokens(logprobs_BT, ref_logprobs_BT, mask_BT, estimator)
@@ -347,7 +353,9 @@ def _gradient_cut(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: f
 
 def _clipped(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> Tensor:
     """min(r A, clip(r) A), written as a choice so that a tie keeps the whole gradient."""
-    bound = torch.where(advantages > 0, torch.full_like(ratio, 1 + eps_high), torch.full_like(ratio, 1 - eps_low))
+    bound = torch.where(
+        advantages > 0, torch.full_like(ratio, 1 + eps_high), torch.full_like(ratio, 1 - eps_low)
+    )
     return torch.where(
         _gradient_cut(ratio, advantages, eps_low, eps_high), bound * advantages, ratio * advantages
     )

@@ -1,11 +1,9 @@
 """Direct preference losses, one per pair, minimised. Axis: B pairs (or rows).
 
-`chosen_*`, `rejected_*` are SUMS of completion-token log-probabilities in nats; lengths in tokens.
-h = (chosen - ref_chosen) - (rejected - ref_rejected). algorithms.md section 9. softplus everywhere: exact at any size.
-Every loss raises NonFiniteError naming the row of a NaN.
+`chosen_*`, `rejected_*` are SUMS of completion-token log-probabilities in nats; lengths in tokens. h =
+(chosen - ref_chosen) - (rejected - ref_rejected). algorithms.md section 9. softplus everywhere: exact at any
+size. Every loss raises NonFiniteError naming the row of a NaN.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -45,7 +43,9 @@ class PreferencePairs:
 
 @dataclass(frozen=True)
 class ImplicitRewards:
-    """beta (log pi - log ref) of each side, detached, and accuracy: the share of pairs ranked right, a tie counting half."""
+    """beta (log pi - log ref) of each side, detached, and accuracy: the share of pairs ranked right, a tie
+    counting half.
+    """
 
     chosen_B: Float[Tensor, "B"]
     rejected_B: Float[Tensor, "B"]
@@ -61,9 +61,14 @@ class KTOLoss:
 
 
 def preference_loss(
-    pairs: PreferencePairs, kind: PreferenceKind, beta: float, label_smoothing: float = 0.0, gamma: float = 0.0
+    pairs: PreferencePairs,
+    kind: PreferenceKind,
+    beta: float,
+    label_smoothing: float = 0.0,
+    gamma: float = 0.0,
 ) -> Float[Tensor, "B"]:
-    """Per-pair loss of one kind. `label_smoothing` serves cdpo and robust, `gamma` simpo; elsewhere non-zero raises.
+    """Per-pair loss of one kind. `label_smoothing` serves cdpo and robust, `gamma` simpo; elsewhere non-zero
+    raises.
 
     Raises ValueError then, and for beta <= 0. Example: h 2, beta .1, dpo -> softplus(-.2) = .598139.
     """
@@ -100,7 +105,8 @@ def log_ratio_margin(pairs: PreferencePairs) -> Float[Tensor, "B"]:
 
 
 def mean_log_ratio_margin(pairs: PreferencePairs) -> Float[Tensor, "B"]:
-    """h with each side's log-ratio divided by its length (the IPO authors' choice). Raises ValueError for length < 1.
+    """h with each side's log-ratio divided by its length (the IPO authors' choice). Raises ValueError for
+    length < 1.
 
     Example: log-ratios 2 over 4 tokens and -1 over 2 -> .5 + .5 = 1.
     """
@@ -109,9 +115,7 @@ def mean_log_ratio_margin(pairs: PreferencePairs) -> Float[Tensor, "B"]:
     return chosen_B / chosen_lengths_B - rejected_B / rejected_lengths_B
 
 
-def dpo_loss(
-    margin_B: Float[Tensor, "B"], beta: float, label_smoothing: float = 0.0
-) -> Float[Tensor, "B"]:
+def dpo_loss(margin_B: Float[Tensor, "B"], beta: float, label_smoothing: float = 0.0) -> Float[Tensor, "B"]:
     """(1 - e) softplus(-beta h) + e softplus(beta h); e = 0 is DPO 2305.18290 eq. 7, else cDPO.
 
     Raises ValueError for e outside [0, .5). Example: h 2, beta .1 -> .598139; with e .1: .618139.
@@ -119,42 +123,55 @@ def dpo_loss(
     _check_smoothing(label_smoothing)
     z_B = beta * margin_B
     plain_B = softplus(-z_B)
-    return plain_B if label_smoothing == 0 else (1 - label_smoothing) * plain_B + label_smoothing * softplus(z_B)
+    return (
+        plain_B if label_smoothing == 0 else (1 - label_smoothing) * plain_B + label_smoothing * softplus(z_B)
+    )
 
 
 def robust_dpo_loss(margin_B: Float[Tensor, "B"], beta: float, label_smoothing: float) -> Float[Tensor, "B"]:
-    """((1 - e) softplus(-beta h) - e softplus(beta h)) / (1 - 2 e): unbiased under label noise e; may be negative.
+    """((1 - e) softplus(-beta h) - e softplus(beta h)) / (1 - 2 e): unbiased under label noise e; may be
+    negative.
 
-    Chowdhury et al. 2403.00409. Raises ValueError for e outside [0, .5). Example: h 2, beta .1, e .1 -> .573139.
+    Chowdhury et al. 2403.00409. Raises ValueError for e outside [0, .5). Example: h 2, beta .1, e .1 ->
+    .573139.
     """
     _check_smoothing(label_smoothing)
     z_B = beta * margin_B
-    return ((1 - label_smoothing) * softplus(-z_B) - label_smoothing * softplus(z_B)) / (1 - 2 * label_smoothing)
+    return ((1 - label_smoothing) * softplus(-z_B) - label_smoothing * softplus(z_B)) / (
+        1 - 2 * label_smoothing
+    )
 
 
 def ipo_loss(margin_B: Float[Tensor, "B"], beta: float) -> Float[Tensor, "B"]:
-    """(h - 1 / (2 beta))^2. Azar et al. 2310.12036 eq. 17; sums or means by the margin given. Example: h 2, beta .1 -> 9."""
+    """(h - 1 / (2 beta))^2. Azar et al. 2310.12036 eq. 17; sums or means by the margin given. Example: h 2,
+    beta .1 -> 9.
+    """
     return (margin_B - 1 / (2 * beta)).square()
 
 
 def simpo_loss(pairs: PreferencePairs, beta: float, gamma: float) -> Float[Tensor, "B"]:
-    """softplus(-(beta (avg_c - avg_r) - gamma)), avg = log-probability per token; no reference. Meng et al. 2405.14734.
+    """softplus(-(beta (avg_c - avg_r) - gamma)), avg = log-probability per token; no reference. Meng et al.
+    2405.14734.
 
-    Raises ValueError for length < 1. Example: averages -1 and -1.5, beta 2, gamma .5 -> softplus(-.5) = .474077.
+    Raises ValueError for length < 1. Example: averages -1 and -1.5, beta 2, gamma .5 -> softplus(-.5) =
+    .474077.
     """
     chosen_B, rejected_B = _averages(pairs)
     return softplus(-(beta * (chosen_B - rejected_B) - gamma))
 
 
 def orpo_loss(pairs: PreferencePairs, beta: float) -> Float[Tensor, "B"]:
-    """-avg_c + beta softplus(-(log odds(avg_c) - log odds(avg_r))), log odds(a) = a - log(1 - exp a). Hong 2403.07691.
+    """-avg_c + beta softplus(-(log odds(avg_c) - log odds(avg_r))), log odds(a) = a - log(1 - exp a). Hong
+    2403.07691.
 
-    The log-likelihood is over the completion alone. Raises ValueError for length < 1 or an average not below 0.
-    Example: both averages log .5, beta .1 -> .693147 + .1 * .693147 = .762462.
+    The log-likelihood is over the completion alone. Raises ValueError for length < 1 or an average not below
+    0. Example: both averages log .5, beta .1 -> .693147 + .1 * .693147 = .762462.
     """
     chosen_B, rejected_B = _averages(pairs)
     if not bool(((chosen_B < 0) & (rejected_B < 0)).all()):
-        raise ValueError("orpo needs average log-probabilities below 0: the odds of a certain answer are infinite")
+        raise ValueError(
+            "orpo needs average log-probabilities below 0: the odds of a certain answer are infinite"
+        )
     log_odds_ratio_B = (chosen_B - _log1mexp(chosen_B)) - (rejected_B - _log1mexp(rejected_B))
     return -chosen_B + beta * softplus(-log_odds_ratio_B)
 
@@ -167,11 +184,12 @@ def kto_loss(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> KTOLoss:
-    """w (1 - sigma(+-beta (log ratio - z0))), + for desirable; z0 = max(0, mean mismatched log-ratio), detached.
+    """w (1 - sigma(+-beta (log ratio - z0))), + for desirable; z0 = max(0, mean mismatched log-ratio),
+    detached.
 
-    Ethayarajh et al. 2402.01306 eq. 7; log-ratio = sum(log pi - log ref), mismatched: answers of other prompts, so
-    a batch needs two rows. Raises ValueError when there is none. Example: log-ratio 1, desirable, z0 0, beta .1 ->
-    1 - sigma(.1) = .475021.
+    Ethayarajh et al. 2402.01306 eq. 7; log-ratio = sum(log pi - log ref), mismatched: answers of other
+    prompts, so a batch needs two rows. Raises ValueError when there is none. Example: log-ratio 1, desirable,
+    z0 0, beta .1 -> 1 - sigma(.1) = .475021.
     """
     _require_rows("log_ratios", log_ratios_B)
     _require_rows("mismatched_log_ratios", mismatched_log_ratios_N)
@@ -180,12 +198,17 @@ def kto_loss(
     z0 = full_precision(mismatched_log_ratios_N).detach().mean().clamp(min=0)
     margin_B = beta * (full_precision(log_ratios_B) - z0)
     signed_B = torch.where(desirable_B, margin_B, -margin_B)
-    weights_B = torch.where(desirable_B, torch.full_like(z0, desirable_weight), torch.full_like(z0, undesirable_weight))
+    weights_B = torch.where(
+        desirable_B, torch.full_like(z0, desirable_weight), torch.full_like(z0, undesirable_weight)
+    )
     return KTOLoss(weights_B * torch.sigmoid(-signed_B), z0)
 
 
-def kto_weights(num_desirable: int, num_undesirable: int, low: float = 1.0, high: float = 4 / 3) -> tuple[float, float]:
-    """The undesirable weight range (for desirable weight 1) that keeps w_d n_d / (w_u n_u) in [low, high]. KTO eq. 8.
+def kto_weights(
+    num_desirable: int, num_undesirable: int, low: float = 1.0, high: float = 4 / 3
+) -> tuple[float, float]:
+    """The undesirable weight range (for desirable weight 1) that keeps w_d n_d / (w_u n_u) in [low, high].
+    KTO eq. 8.
 
     Raises ValueError for counts below 1. Example: 30 desirable, 10 undesirable -> (2.25, 3).
     """
@@ -197,7 +220,8 @@ def kto_weights(num_desirable: int, num_undesirable: int, low: float = 1.0, high
 def implicit_rewards(pairs: PreferencePairs, beta: float) -> ImplicitRewards:
     """beta (log pi - log ref) of each side, detached, and the accuracy. DPO 2305.18290 section 4.
 
-    Watch the chosen side: it may fall while the margin rises. Example: log-ratios 1 and -1, beta .1 -> .1, -.1, 1.
+    Watch the chosen side: it may fall while the margin rises. Example: log-ratios 1 and -1, beta .1 -> .1,
+    -.1, 1.
     """
     chosen_B, rejected_B = (beta * x_B.detach() for x_B in _log_ratios(pairs))
     if not len(chosen_B):
@@ -207,10 +231,17 @@ def implicit_rewards(pairs: PreferencePairs, beta: float) -> ImplicitRewards:
 
 
 def _log_ratios(pairs: PreferencePairs) -> tuple[Tensor, Tensor]:
-    for name in ("chosen_logprobs_B", "rejected_logprobs_B", "ref_chosen_logprobs_B", "ref_rejected_logprobs_B"):
+    for name in (
+        "chosen_logprobs_B",
+        "rejected_logprobs_B",
+        "ref_chosen_logprobs_B",
+        "ref_rejected_logprobs_B",
+    ):
         _require_rows(name.removesuffix("_B"), pairs.__dict__[name])
     chosen_B = full_precision(pairs.chosen_logprobs_B) - full_precision(pairs.ref_chosen_logprobs_B).detach()
-    rejected_B = full_precision(pairs.rejected_logprobs_B) - full_precision(pairs.ref_rejected_logprobs_B).detach()
+    rejected_B = (
+        full_precision(pairs.rejected_logprobs_B) - full_precision(pairs.ref_rejected_logprobs_B).detach()
+    )
     return chosen_B, rejected_B
 
 

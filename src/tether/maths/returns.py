@@ -1,10 +1,8 @@
 """Token rewards, returns and generalised advantage estimation. Axes: B sequences, T tokens.
 
-"Next" always means the next LIVE token of the row: interior gaps (tool tokens) are skipped, not zero-valued steps.
-All results are detached: advantages and returns are data to the losses.
+"Next" always means the next LIVE token of the row: interior gaps (tool tokens) are skipped, not zero-valued
+steps. All results are detached: advantages and returns are data to the losses.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -35,9 +33,9 @@ def shaped_rewards(
 ) -> Float[Tensor, "B T"]:
     """r_t = -beta kl_t + [t is the LAST LIVE token] score. Ziegler et al. 2019 eq. 2, InstructGPT eq. 2.
 
-    kl in nats from OLD log-probabilities; k1 is the estimator whose expected gradient is that of KL(pi || ref).
-    The score of an empty row goes nowhere, and may be NaN. Raises NonFiniteError for a live NaN or the NaN score of
-    a non-empty row. Example: score 1, KL 0, mask [1, 1, 1, 0, 0] -> [0, 0, 1, 0, 0].
+    kl in nats from OLD log-probabilities; k1 is the estimator whose expected gradient is that of KL(pi ||
+    ref). The score of an empty row goes nowhere, and may be NaN. Raises NonFiniteError for a live NaN or the
+    NaN score of a non-empty row. Example: score 1, KL 0, mask [1, 1, 1, 0, 0] -> [0, 0, 1, 0, 0].
     """
     require_finite("scores", scores_B, mask_BT.any(-1))
     kl_BT = kl_tokens(old_logprobs_BT, ref_logprobs_BT, mask_BT, estimator).detach()
@@ -81,12 +79,12 @@ def gae(
 ) -> GAEResult:
     """delta_t = r_t + gamma V_next - V_t;  A_t = delta_t + gamma lam A_next;  R_t = A_t + V_t.
 
-    Schulman et al. 2016 eq. 16; algorithms.md section 4. After the last live token V_next is 0 in a terminated row and
-    `bootstrap_values` in a truncated one (length limit): the value of the state after it. A bootstrap of a
-    terminated row is ignored, NaN included. `dones` marks the last token of each episode packed in a row and cuts
-    bootstrap and trace there. `lam` is one number, or one per row (VAPO). Raises NonFiniteError for NaN at a live
-    position or in a bootstrap that is needed, ValueError when one is needed and none is given.
-    Example: r [0, 1], V [.2, .4], gamma 1, lam .9, terminated -> A [.74, .6], R [.94, 1].
+    Schulman et al. 2016 eq. 16; algorithms.md section 4. After the last live token V_next is 0 in a
+    terminated row and `bootstrap_values` in a truncated one (length limit): the value of the state after it.
+    A bootstrap of a terminated row is ignored, NaN included. `dones` marks the last token of each episode
+    packed in a row and cuts bootstrap and trace there. `lam` is one number, or one per row (VAPO). Raises
+    NonFiniteError for NaN at a live position or in a bootstrap that is needed, ValueError when one is needed
+    and none is given. Example: r [0, 1], V [.2, .4], gamma 1, lam .9, terminated -> A [.74, .6], R [.94, 1].
     """
     require_finite("rewards", rewards_BT, mask_BT)
     require_finite("values", values_BT, mask_BT)
@@ -129,9 +127,11 @@ def decoupled_gae(
     terminated_B: Bool[Tensor, "B"],
     bootstrap_values_B: Float[Tensor, "B"] | None = None,
 ) -> GAEResult:
-    """Advantages with `lam_policy` (one, or one per row), returns with `lam_critic`. VAPO 2504.05118, decoupled GAE.
+    """Advantages with `lam_policy` (one, or one per row), returns with `lam_critic`. VAPO 2504.05118,
+    decoupled GAE.
 
-    Raises as `gae`. Example: r [0, 1], V [.2, .4], gamma 1, lam_policy 0, lam_critic 1 -> A [.2, .6], R [1, 1].
+    Raises as `gae`. Example: r [0, 1], V [.2, .4], gamma 1, lam_policy 0, lam_critic 1 -> A [.2, .6], R [1,
+    1].
     """
     common = (terminated_B, bootstrap_values_B)
     policy = gae(rewards_BT, values_BT, mask_BT, gamma, lam_policy, *common)
@@ -140,9 +140,15 @@ def decoupled_gae(
 
 
 def _bootstrap(
-    mask_BT: Tensor, terminated_B: Tensor, bootstrap_B: Tensor | None, dones_BT: Tensor | None, like_BT: Tensor
+    mask_BT: Tensor,
+    terminated_B: Tensor,
+    bootstrap_B: Tensor | None,
+    dones_BT: Tensor | None,
+    like_BT: Tensor,
 ) -> Tensor:
-    """The value after the last live token: 0 where the row ended, else the bootstrap, which must then be finite."""
+    """The value after the last live token: 0 where the row ended, else the bootstrap, which must then be
+    finite.
+    """
     needed_B = ~terminated_B & mask_BT.any(-1)
     if dones_BT is not None:
         last_B1 = last_live_index(mask_BT).clamp(min=0)[:, None]
@@ -153,8 +159,8 @@ def _bootstrap(
     if bootstrap_B is None:
         row = int(needed_B.nonzero()[0])
         raise ValueError(
-            f"row {row} is truncated (not terminated), so it needs bootstrap_values: the value of the state after its "
-            "last token. Mark the row terminated if the limit is part of the task."
+            f"row {row} is truncated (not terminated), so it needs bootstrap_values: the value of the state "
+            "after its last token. Mark the row terminated if the limit is part of the task."
         )
     bad_B = needed_B & ~torch.isfinite(bootstrap_B)
     if bool(bad_B.any()):

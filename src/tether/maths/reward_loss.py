@@ -1,9 +1,9 @@
-"""Reward model losses and metrics. Axes: B pairs, K ranked answers, F features. Scores are log-odds: without unit.
+"""Reward model losses and metrics. Axes: B pairs, K ranked answers, F features. Scores are log-odds: without
+unit.
 
-Adding a constant per prompt to the scores changes nothing; their scale is identified unless the data are separable.
+Adding a constant per prompt to the scores changes nothing; their scale is identified unless the data are
+separable.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -26,7 +26,9 @@ class TieProbabilities:
 
 @dataclass(frozen=True)
 class PairMetrics:
-    """Accuracy (a tie counts half), negative log-likelihood (nats), Brier score, calibration error, mean score margin."""
+    """Accuracy (a tie counts half), negative log-likelihood (nats), Brier score, calibration error, mean
+    score margin.
+    """
 
     accuracy: float
     nll: float
@@ -42,10 +44,12 @@ def bt_loss(
     center_coef: float = 0.0,
     label_smoothing: float = 0.0,
 ) -> Float[Tensor, "B"]:
-    """Per pair, z = s_c - s_r - m: (1 - e) softplus(-z) + e softplus(z) + c (s_c + s_r)^2. Divide the sum by pairs.
+    """Per pair, z = s_c - s_r - m: (1 - e) softplus(-z) + e softplus(z) + c (s_c + s_r)^2. Divide the sum by
+    pairs.
 
-    Bradley-Terry; margin m: Llama 2 eq. 2; centering c: Eisenstein et al. 2312.09244 eq. 2. Exact at |z| = 800.
-    Raises NonFiniteError naming the row, ValueError for e outside [0, .5). Example: scores 1 and 0 -> .313262.
+    Bradley-Terry; margin m: Llama 2 eq. 2; centering c: Eisenstein et al. 2312.09244 eq. 2. Exact at |z| =
+    800. Raises NonFiniteError naming the row, ValueError for e outside [0, .5). Example: scores 1 and 0 ->
+    .313262.
     """
     _require_rows("chosen_scores", chosen_scores_B)
     _require_rows("rejected_scores", rejected_scores_B)
@@ -62,7 +66,8 @@ def bt_loss(
 def rao_kupper(
     first_scores: Float[Tensor, "*S"], second_scores: Float[Tensor, "*S"], eta: float
 ) -> TieProbabilities:
-    """P(i) = sigma(s_i - s_j - eta), P(j) = sigma(s_j - s_i - eta), P(tie) the rest. Rao & Kupper 1967, eta = log theta.
+    """P(i) = sigma(s_i - s_j - eta), P(j) = sigma(s_j - s_i - eta), P(tie) the rest. Rao & Kupper 1967, eta =
+    log theta.
 
     Raises ValueError for eta < 0. Example: equal scores, eta log 2 -> 1/3, 1/3, 1/3.
     """
@@ -74,7 +79,9 @@ def rao_kupper(
     return TieProbabilities(first, second, torch.sigmoid(eta - gap) - second)
 
 
-def davidson(first_scores: Float[Tensor, "*S"], second_scores: Float[Tensor, "*S"], nu: float) -> TieProbabilities:
+def davidson(
+    first_scores: Float[Tensor, "*S"], second_scores: Float[Tensor, "*S"], nu: float
+) -> TieProbabilities:
     """Weights exp(s_i), exp(s_j), nu exp((s_i + s_j) / 2), normalised. Davidson 1970.
 
     Raises ValueError for nu < 0. Example: equal scores, nu 1 -> 1/3, 1/3, 1/3.
@@ -88,7 +95,8 @@ def davidson(first_scores: Float[Tensor, "*S"], second_scores: Float[Tensor, "*S
 
 
 def plackett_luce_nll(scores_K: Float[Tensor, "K"], ranking_K: Int[Tensor, "K"]) -> Float[Tensor, ""]:
-    """sum_k logsumexp(s_k, s_k+1, ...) - s_k along `ranking`, indices best first. K = 2 is Bradley-Terry. Nats.
+    """sum_k logsumexp(s_k, s_k+1, ...) - s_k along `ranking`, indices best first. K = 2 is Bradley-Terry.
+    Nats.
 
     Raises ValueError when `ranking` is not a permutation. Example: scores [0, 0, 0] -> log 6 = 1.791759.
     """
@@ -110,7 +118,8 @@ def instructgpt_rm_loss(ranked_scores: list[Float[Tensor, "_"]]) -> Float[Tensor
 
 
 def flattened_pair_loss(ranked_scores: list[Float[Tensor, "_"]]) -> Float[Tensor, ""]:
-    """The mean over ALL pairs: prompts with more answers weigh more; kept for comparison (InstructGPT section 3.5).
+    """The mean over ALL pairs: prompts with more answers weigh more; kept for comparison (InstructGPT section
+    3.5).
 
     Raises as `instructgpt_rm_loss`. Example: [[1, 0], [0, 0, 0]] -> (.313262 + 3 * .693147) / 4 = .598176.
     """
@@ -120,11 +129,12 @@ def flattened_pair_loss(ranked_scores: list[Float[Tensor, "_"]]) -> Float[Tensor
 def linear_bt_fit(
     feature_difference_BF: Float[Tensor, "B F"], l2: float, max_steps: int = 100
 ) -> Float[Tensor, "F"]:
-    """argmin_w mean softplus(-D w) + l2 / 2 |w|^2, by Newton's method with halved steps; D = chosen - rejected features.
+    """argmin_w mean softplus(-D w) + l2 / 2 |w|^2, by Newton's method with halved steps; D = chosen -
+    rejected features.
 
-    A bias cancels in D: its gradient is 0. Raises ValueError for l2 <= 0 (on separable data w would diverge) and
-    for data without a row or with NaN, RuntimeError when it does not converge. Example: one pair D [[1]], l2 .25
-    -> w = 1.000 solves sigma(-w) = .25 w at 1.0586.
+    A bias cancels in D: its gradient is 0. Raises ValueError for l2 <= 0 (on separable data w would diverge)
+    and for data without a row or with NaN, RuntimeError when it does not converge. Example: one pair D [[1]],
+    l2 .25 -> w = 1.000 solves sigma(-w) = .25 w at 1.0586.
     """
     if l2 <= 0 or not len(feature_difference_BF):
         raise ValueError(f"linear_bt_fit needs pairs and l2 > 0 (separable data), got l2 {l2}")
@@ -156,11 +166,12 @@ def linear_bt_fit(
 def pair_metrics(
     chosen_scores_B: Float[Tensor, "B"], rejected_scores_B: Float[Tensor, "B"], bins: int = 10
 ) -> PairMetrics:
-    """Metrics of pairs whose chosen side won. ECE on the confidence max(p, 1 - p), `bins` equal bins over [.5, 1].
+    """Metrics of pairs whose chosen side won. ECE on the confidence max(p, 1 - p), `bins` equal bins over
+    [.5, 1].
 
-    p = sigma(s_c - s_r). The calibration error on p over [0, 1] would mean nothing: the label is always "chosen".
-    Raises NonFiniteError naming the row, ValueError without pairs. Example: scores 0 and 0 -> accuracy .5,
-    nll .693147, brier .25, ece 0.
+    p = sigma(s_c - s_r). The calibration error on p over [0, 1] would mean nothing: the label is always
+    "chosen". Raises NonFiniteError naming the row, ValueError without pairs. Example: scores 0 and 0 ->
+    accuracy .5, nll .693147, brier .25, ece 0.
     """
     _require_rows("chosen_scores", chosen_scores_B)
     _require_rows("rejected_scores", rejected_scores_B)

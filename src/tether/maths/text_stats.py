@@ -1,6 +1,6 @@
-"""Statistics of token sequences: repetition, ends, lengths. Axes: B sequences, T tokens. Lists of ids are ragged."""
-
-from __future__ import annotations
+"""Statistics of token sequences: repetition, ends, lengths. Axes: B sequences, T tokens. Lists of ids are
+ragged.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -22,7 +22,9 @@ class NgramStats:
 
 @dataclass(frozen=True)
 class LengthStats:
-    """Shares of rows that end in an EOS or were cut off, and the mean length in tokens; over `num_rows` non-empty rows."""
+    """Shares of rows that end in an EOS or were cut off, and the mean length in tokens; over `num_rows`
+    non-empty rows.
+    """
 
     eos_rate: float
     truncated_rate: float
@@ -31,10 +33,11 @@ class LengthStats:
 
 
 def ngram_stats(token_lists: list[list[int]], n: int = 3) -> NgramStats:
-    """1 - unique / total n-grams of each text (0 when shorter than n), and the pooled share of the commonest n-gram.
+    """1 - unique / total n-grams of each text (0 when shorter than n), and the pooled share of the commonest
+    n-gram.
 
-    The pooled share misses mode collapse: see `distinct_share`. Raises ValueError for n < 1. Example: [7, 7, 7, 7],
-    n 3 -> repeat share .5, pooled 1.
+    The pooled share misses mode collapse: see `distinct_share`. Raises ValueError for n < 1. Example: [7, 7,
+    7, 7], n 3 -> repeat share .5, pooled 1.
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
@@ -58,11 +61,12 @@ def distinct_share(token_lists: list[list[int]]) -> float:
 def length_stats(
     token_ids_BT: Int[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"], eos_ids: set[int], max_new_tokens: int
 ) -> LengthStats:
-    """EOS rate, truncated rate, mean length. Truncated = length at the limit AND the last live token is no EOS.
+    """EOS rate, truncated rate, mean length. Truncated = length at the limit AND the last live token is no
+    EOS.
 
-    Where the sampler reports a stop reason, trust that instead (case A5). An empty row counts in the mean length and
-    in both denominators, as neither. Raises ValueError without rows. Example: rows [5, 1] and [5, 6], eos 1, limit
-    2 -> .5, .5, 2.
+    Where the sampler reports a stop reason, trust that instead (case A5). An empty row counts in the mean
+    length and in both denominators, as neither. Raises ValueError without rows. Example: rows [5, 1] and [5,
+    6], eos 1, limit 2 -> .5, .5, 2.
     """
     if not len(mask_BT):
         raise ValueError("length statistics of no rows")

@@ -1,7 +1,5 @@
 """Value function loss and its fit. Axes: B sequences, T tokens. Values and returns in the unit of the reward."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -14,7 +12,9 @@ from .masked import full_precision, masked_var, require_finite, select
 
 @dataclass(frozen=True)
 class ValueLoss:
-    """Per-token losses (attached, 0 at pads) and where the clipped branch won, so that the gradient is cut or bent."""
+    """Per-token losses (attached, 0 at pads) and where the clipped branch won, so that the gradient is cut or
+    bent.
+    """
 
     losses_BT: Float[Tensor, "B T"]
     clipped_BT: Bool[Tensor, "B T"]
@@ -29,9 +29,10 @@ def value_loss(
 ) -> ValueLoss:
     """L_t = 1/2 max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2), or 1/2 (v - R)^2 without `clip`.
 
-    OpenAI baselines ppo2; algorithms.md section 5. Gradient 0 where the clipped branch is the larger. The clip
-    fraction is `clipped_BT.sum() / live tokens`. Old values and returns are data. Raises NonFiniteError at a live
-    NaN, ValueError for clip < 0. Example: v 1, v_old 0, R 2, c .2: 1/2 max(1, 1.8^2) = 1.62, gradient 0.
+    OpenAI baselines ppo2; algorithms.md section 5. Gradient 0 where the clipped branch is the larger. The
+    clip fraction is `clipped_BT.sum() / live tokens`. Old values and returns are data. Raises NonFiniteError
+    at a live NaN, ValueError for clip < 0. Example: v 1, v_old 0, R 2, c .2: 1/2 max(1, 1.8^2) = 1.62,
+    gradient 0.
     """
     for name, x_BT in (("values", values_BT), ("old_values", old_values_BT), ("returns", returns_BT)):
         require_finite(name, x_BT, mask_BT)
@@ -52,10 +53,11 @@ def value_loss(
 def explained_variance(
     old_values_BT: Float[Tensor, "B T"], returns_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"]
 ) -> float:
-    """1 - Var(R - V_old) / Var(R) over live tokens, population variances; NaN when Var(R) = 0 or nothing is live.
+    """1 - Var(R - V_old) / Var(R) over live tokens, population variances; NaN when Var(R) = 0 or nothing is
+    live.
 
-    1 is a perfect fit, 0 no better than the mean. Raises NonFiniteError at a live NaN. Example: V [1, 2], R [1, 3]
-    -> 1 - .25 / 1 = .75.
+    1 is a perfect fit, 0 no better than the mean. Raises NonFiniteError at a live NaN. Example: V [1, 2], R
+    [1, 3] -> 1 - .25 / 1 = .75.
     """
     require_finite("old_values", old_values_BT, mask_BT)
     require_finite("returns", returns_BT, mask_BT)

@@ -1,0 +1,1 @@
+"""Algorithms as choices of parts. They read tokens and rewards, never text, engines or files."""

@@ -1,0 +1,102 @@
+"""The optimiser side of training in one process: accumulate gradients, check them, step, schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tether.config import OptimConfig
+
+__all__ = ["LocalWorker", "StepReport", "learning_rate_factor"]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One optimiser step. ``grad_norm`` before clipping; ``applied`` is False when it was not finite and the step was refused."""
+
+    grad_norm: float
+    learning_rate: float
+    applied: bool
+
+
+def learning_rate_factor(step: int, config: OptimConfig, total_steps: int) -> float:
+    """Factor of the peak learning rate at optimiser step ``step`` (from 0): linear warmup, then the schedule.
+
+    Example: warmup 2, constant -> 1/2, 1, 1, ...; linear over 4 steps without warmup -> 1, 3/4, 1/2, 1/4.
+    """
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return 1.0
+    progress = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+    progress = min(progress, 1.0)
+    return 1.0 - progress if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+class LocalWorker:
+    """AdamW over the trainable weights of some modules. State: optimiser moments and the step count."""
+
+    def __init__(self, modules: Iterable[nn.Module], config: OptimConfig, total_steps: int, *,
+                 head_names: tuple[str, ...] = (), head_learning_rate: float | None = None) -> None:
+        self._config = config
+        self._total_steps = total_steps
+        self._steps = 0
+        named: dict[int, tuple[str, nn.Parameter]] = {}
+        for module in modules:
+            for name, parameter in module.named_parameters():
+                if parameter.requires_grad:
+                    named.setdefault(id(parameter), (name, parameter))
+        self.parameters = [parameter for _, parameter in named.values()]
+        if not self.parameters:
+            raise ValueError("no trainable weights: every parameter has requires_grad = False")
+        groups = _groups(list(named.values()), config, head_names, head_learning_rate)
+        self._peaks = [group["lr"] for group in groups]
+        self.optimizer = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps, fused=True)
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps taken or refused so far: the position in the schedule."""
+        return self._steps
+
+    def accumulate(self, loss: Tensor) -> None:
+        """Add the gradient of an already divided microbatch loss."""
+        loss.backward()
+
+    def step(self) -> StepReport:
+        """Clip, refuse a gradient that is not finite, update, and clear the gradient."""
+        factor = learning_rate_factor(self._steps, self._config, self._total_steps)
+        for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
+            group["lr"] = peak * factor
+        grad_norm = float(nn.utils.clip_grad_norm_(self.parameters, self._config.max_grad_norm))
+        applied = math.isfinite(grad_norm)
+        if applied:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._steps += 1
+        return StepReport(grad_norm, self._config.learning_rate * factor, applied)
+
+    def discard(self) -> None:
+        """Drop accumulated gradients without a step."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def _groups(named: list[tuple[str, nn.Parameter]], config: OptimConfig, head_names: tuple[str, ...],
+            head_learning_rate: float | None) -> list[dict[str, Any]]:
+    """Weight decay on matrices outside the heads; heads may learn at their own rate."""
+    def is_head(name: str) -> bool:
+        return any(head in name for head in head_names)
+
+    decayed = [p for name, p in named if p.ndim >= 2 and not is_head(name)]
+    plain = [p for name, p in named if p.ndim < 2 and not is_head(name)]
+    heads = [p for name, p in named if is_head(name)]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay, "lr": config.learning_rate},
+        {"params": plain, "weight_decay": 0.0, "lr": config.learning_rate},
+        {"params": heads, "weight_decay": 0.0, "lr": head_learning_rate or config.learning_rate},
+    ]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,88 @@
+"""The append-only log of a run: one JSON object a line, in the order things happened.
+
+Every line carries ``time`` (UTC, ISO 8601) and ``kind``. A line is written whole and flushed; a reader ignores a last line that was
+cut by a crash. Trackers and the report are mirrors of this file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tether.metrics import describe
+
+__all__ = ["EventLog", "read_events"]
+
+
+class EventLog:
+    """Writes events. State: the open file."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_cut_line(self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one event. ``metrics`` must hold registered names; non-finite numbers are written as strings ("nan")."""
+        for name in fields.get("metrics", {}):
+            describe(name)
+        record = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind, **fields}
+        self._file.write(json.dumps(_encode(record), ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush to the disk and close."""
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The events of a log, oldest first; numbers written as "nan" or "inf" come back as floats."""
+    source = Path(path)
+    if not source.exists():
+        return
+    with source.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if not line.endswith("\n"):
+                return
+            yield _decode(json.loads(line))
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Remove an unfinished last line, so that the next event does not glue itself to it."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    if data and not data.endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(data.rfind(b"\n") + 1)
+
+
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, dict):
+        return {str(key): _encode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode(item) for item in value]
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    return value
+
+
+def _decode(record: dict[str, Any]) -> dict[str, Any]:
+    metrics = record.get("metrics")
+    if isinstance(metrics, dict):
+        record["metrics"] = {k: _NON_FINITE.get(v, v) if isinstance(v, str) else v for k, v in metrics.items()}
+    return record

@@ -1,0 +1,1 @@
+"""The loops: the only place that puts sampling, scoring, algorithms, models and files together."""

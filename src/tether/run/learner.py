@@ -1,0 +1,321 @@
+"""From scored rollouts to an updated policy: the half of an online step that trains.
+
+``run.rl`` collects and scores, then calls :meth:`OnlineLearner.learn`; ``tether.update_policy`` calls the same method with ids and
+scores that came from anywhere. Axes: B sequences, T tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tether.algorithms.kl_control import KLController
+from tether.algorithms.policy_gradient import (
+    Annotated,
+    Experience,
+    LossSum,
+    OnlineConfig,
+    StepCounts,
+    annotate,
+    as_groups,
+    policy_loss,
+    step_counts,
+)
+from tether.backends.compute import Compute
+from tether.backends.local import LocalWorker
+from tether.config import PPOConfig
+from tether.data.batches import PolicyBatch, TextBatch, pad_examples
+from tether.data.packing import microbatches, minibatches
+from tether.errors import NumericsError, RatioError
+from tether.maths.kl import exceeds_target_kl, kl_units
+from tether.maths.masked import masked_mean, masked_sum
+from tether.maths.policy_loss import PolicyStats
+from tether.maths.value_loss import explained_variance
+from tether.metrics import MetricSums
+from tether.models.policy import Policy
+from tether.models.reference import Reference
+from tether.models.value import Critic
+from tether.text.chat import sampled_example
+
+__all__ = ["OnlineLearner", "RolloutRow"]
+
+# Largest |new - old| log-probability (nats) allowed before the first update of a round. Both passes run the same microbatches
+# through the same weights, so float32 differs by nothing or by rounding; bfloat16 may round a kernel's sums differently.
+_RATIO_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+
+
+@dataclass(frozen=True)
+class RolloutRow:
+    """One scored answer: the very ids that were sampled. ``group`` names its prompt; ``terminated``: it ended by itself."""
+
+    query_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    sampler_logprobs: tuple[float, ...] | None
+    score: float
+    group: str
+    terminated: bool
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which rows make an optimiser step, and which of those one pass: fixed before the old log-probabilities are computed, so that the
+    first pass of the update repeats exactly the computation that made them."""
+
+    epochs: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]  # epoch -> minibatch -> microbatch -> rows
+
+
+class OnlineLearner:
+    """PPO or GRPO on one policy. State: weights, optimiser, beta."""
+
+    def __init__(self, policy: Policy, reference: Reference, config: OnlineConfig, compute: Compute, *,
+                 critic: Critic | None = None, seed: int = 0, total_rounds: int | None = None) -> None:
+        self.policy, self.reference, self.critic = policy, reference, critic
+        self.config, self.compute = config, compute
+        self.controller = KLController.from_config(config.kl)
+        self._seed = seed
+        self._round = 0
+        steps = (total_rounds or config.steps) * config.epochs * config.minibatches
+        modules = [policy] if critic is None else [policy, critic]
+        head_rate = config.value_learning_rate if isinstance(config, PPOConfig) else None
+        names = ("value_head",) if critic is None else ("value_head", "critic")
+        self.worker = LocalWorker(modules, config.optim, steps, head_names=names, head_learning_rate=head_rate)
+
+    def learn(self, rows: Sequence[RolloutRow]) -> dict[str, float]:
+        """One round: old, reference and value passes; advantages; epochs of minibatches; the KL controller. Returns its metrics.
+
+        Raises RatioError when the policy moved before the first update, NumericsError when scores are not finite.
+        """
+        _check_rows(rows)
+        metrics = MetricSums()
+        started = time.perf_counter()
+        texts = pad_examples([sampled_example(row.query_ids, row.response_ids) for row in rows], self.policy.format.pad_id)
+        texts = texts.to(self.compute.device)
+        plan = self._plan(texts)
+        experience = self._experience(rows, texts, plan)
+        annotated = annotate(experience, self.config, self.controller.beta)
+        batch = _policy_batch(texts, experience, annotated, rows)
+        metrics.add("annotate_seconds", time.perf_counter() - started)
+        _describe_round(metrics, experience, annotated, batch, self.controller.beta)
+        started = time.perf_counter()
+        self._update(batch, plan, metrics)
+        metrics.add("update_seconds", time.perf_counter() - started)
+        self._advance_controller(experience)
+        self._round += 1
+        return metrics.means()
+
+    # -- the round's frozen facts --------------------------------------------------------------------------------------------
+
+    def _plan(self, texts: TextBatch) -> _Plan:
+        generator = torch.Generator().manual_seed((self._seed * 1_000_003 + self._round) % 2**63)
+        lengths = texts.attention_mask_BT.sum(-1).tolist()
+        epochs: list[tuple[tuple[tuple[int, ...], ...], ...]] = []
+        for _ in range(self.config.epochs):
+            steps: list[tuple[tuple[int, ...], ...]] = []
+            for step_rows in minibatches(len(lengths), min(self.config.minibatches, len(lengths)), generator):
+                packed = microbatches([lengths[row] for row in step_rows], self.compute.token_budget)
+                steps.append(tuple(tuple(step_rows[i] for i in micro) for micro in packed))
+            epochs.append(tuple(steps))
+        return _Plan(tuple(epochs))
+
+    @torch.no_grad()
+    def _experience(self, rows: Sequence[RolloutRow], texts: TextBatch, plan: _Plan) -> Experience:
+        mask_BT = texts.response_mask_BT
+        old_BT = torch.zeros(mask_BT.shape, dtype=torch.float32, device=mask_BT.device)
+        ref_BT, values_BT = old_BT.clone(), old_BT.clone()
+        bootstrap_B = old_BT.new_zeros(len(rows))
+        with_values = isinstance(self.config, PPOConfig)
+        for micro in (micro for step in plan.epochs[0] for micro in step):
+            index = torch.tensor(micro, device=mask_BT.device)
+            part = texts.rows(micro)
+            width = part.token_ids_BT.shape[1]
+            with self.compute.autocast():
+                output = self.policy.forward_response(part, self.config.sampling.temperature)
+                ref = self.reference.logprobs(part, self.config.sampling.temperature)
+            old_BT[index, :width] = output.logprobs_BT
+            ref_BT[index, :width] = ref
+            if with_values:
+                values_BT[index, :width], bootstrap_B[index] = self._values(part)
+        terminated_B = torch.tensor([row.terminated for row in rows], device=mask_BT.device)
+        scores_B = torch.tensor([row.score for row in rows], dtype=torch.float32, device=mask_BT.device)
+        groups_B = as_groups([row.group for row in rows]).to(mask_BT.device)
+        return Experience(mask_BT, scores_B, groups_B, terminated_B, old_BT, ref_BT, values_BT if with_values else None,
+                          bootstrap_B if with_values else None)
+
+    def _values(self, part: TextBatch) -> tuple[Tensor, Tensor]:
+        """Values of the states before each response token, and of the state after the last one (used where a row was cut)."""
+        longer = _with_one_more(part, self.policy.format.pad_id)
+        with self.compute.autocast():
+            values_BT = self._forward_values(longer)
+        width = part.token_ids_BT.shape[1]
+        after_B = longer.attention_mask_BT.sum(-1) - 1
+        bootstrap_B = values_BT.gather(1, after_B[:, None])[:, 0]
+        return torch.where(part.response_mask_BT, values_BT[:, :width], 0.0), bootstrap_B
+
+    def _forward_values(self, batch: TextBatch) -> Tensor:
+        if self.critic is not None:
+            return self.critic.forward_values(batch)
+        values_BT = self.policy.forward_response(batch, self.config.sampling.temperature, values=True).values_BT
+        assert values_BT is not None
+        return values_BT
+
+    # -- the update ----------------------------------------------------------------------------------------------------------
+
+    def _update(self, batch: PolicyBatch, plan: _Plan, metrics: MetricSums) -> None:
+        first, stopped = True, False
+        for epoch in plan.epochs:
+            for step in epoch:
+                stopped = not self._optimiser_step(batch, step, metrics, check_ratio=first)
+                first = False
+                if stopped:
+                    break
+            if stopped:
+                break
+        metrics.add("stopped_early", float(stopped))
+
+    def _optimiser_step(self, batch: PolicyBatch, step: tuple[tuple[int, ...], ...], metrics: MetricSums, *, check_ratio: bool) -> bool:
+        """One optimiser step over its microbatches; False when target_kl forbids it (nothing is applied then)."""
+        rows = [row for micro in step for row in micro]
+        counts = step_counts(batch.text.response_mask_BT[rows], self.config)
+        stats: PolicyStats | None = None
+        losses: list[LossSum] = []
+        for micro in step:
+            loss = self._microbatch(batch.rows(micro), metrics, check_ratio=check_ratio)
+            stats = loss.stats if stats is None else stats + loss.stats
+            self.worker.accumulate(loss.total(self.config, counts))
+            losses.append(loss)
+        assert stats is not None
+        if self.config.target_kl is not None and exceeds_target_kl(stats.means().approx_kl_k3, self.config.target_kl):
+            self.worker.discard()
+            return False
+        report = self.worker.step()
+        _describe_step(metrics, losses, stats, counts, self.config)
+        metrics.add("grad_norm", report.grad_norm)
+        metrics.add("learning_rate", report.learning_rate)
+        metrics.add("skipped_steps", 0.0 if report.applied else 1.0)
+        metrics.add("optimiser_steps", 1.0 if report.applied else 0.0)
+        return True
+
+    def _microbatch(self, batch: PolicyBatch, metrics: MetricSums, *, check_ratio: bool) -> LossSum:
+        ppo = isinstance(self.config, PPOConfig)
+        shared_values = ppo and self.critic is None
+        with self.compute.autocast():
+            output = self.policy.forward_response(batch.text, self.config.sampling.temperature, entropy=True, values=shared_values)
+            values_BT = output.values_BT if shared_values else None
+            if ppo and self.critic is not None:
+                values_BT = self.critic.forward_values(batch.text)
+        mask_BT = batch.text.response_mask_BT
+        if check_ratio:
+            self._check_first_ratio(output.logprobs_BT, batch, metrics)
+        if output.entropy_BT is not None:
+            metrics.add("entropy", float(masked_sum(output.entropy_BT.detach(), mask_BT)), float(mask_BT.sum()))
+        entropy_BT = output.entropy_BT if self.config.entropy_coef > 0 else None
+        return policy_loss(
+            output.logprobs_BT, batch.old_logprobs_BT, batch.ref_logprobs_BT, batch.advantages_BT, mask_BT, self.config,
+            self.controller.beta, entropy_BT=entropy_BT, values_BT=values_BT, old_values_BT=batch.old_values_BT,
+            returns_BT=batch.returns_BT,
+        )
+
+    def _check_first_ratio(self, logprobs_BT: Tensor, batch: PolicyBatch, metrics: MetricSums) -> None:
+        """Before the first update the policy is the old policy: every ratio is 1 (algorithms.md 1.3)."""
+        gap_BT = torch.where(batch.text.response_mask_BT, (logprobs_BT.detach() - batch.old_logprobs_BT).abs(), 0.0)
+        worst = float(gap_BT.max())
+        metrics.add("first_ratio_error", worst)
+        tolerance = _RATIO_TOLERANCE[self.compute.dtype]
+        if not worst <= tolerance:
+            row, column = divmod(int(gap_BT.argmax()), gap_BT.shape[1])
+            raise RatioError(
+                f"before the first update of this round the log-probability of row {row}, token {column} differs by {worst:.3g} nats from "
+                f"the old one (allowed: {tolerance:g}). The two passes do not see the same model: look for dropout, a temperature that one side "
+                "lacks, shifted logits, or weights that changed between the passes"
+            )
+
+    def _advance_controller(self, experience: Experience) -> None:
+        units = kl_units(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT)
+        self.controller = self.controller.observed(float(units.seq_sum_mean_nats), len(experience.scores_B))
+
+
+def _check_rows(rows: Sequence[RolloutRow]) -> None:
+    if not rows:
+        raise ValueError("no rollouts to learn from: every row was dropped or unscorable")
+    for number, row in enumerate(rows):
+        if not row.response_ids:
+            raise ValueError(f"row {number} ({row.group}) has an empty response: an answer has at least its end token")
+        if not row.query_ids:
+            raise ValueError(f"row {number} ({row.group}) has an empty query: the first response token needs a token before it")
+        if not math.isfinite(row.score):
+            raise NumericsError(f"row {number} ({row.group}) has score {row.score}: leave unscorable rows out, and look at the reward")
+        if row.sampler_logprobs is not None and len(row.sampler_logprobs) != len(row.response_ids):
+            raise ValueError(f"row {number} ({row.group}): {len(row.sampler_logprobs)} sampler log-probabilities for {len(row.response_ids)} tokens")
+
+
+def _with_one_more(part: TextBatch, pad_id: int) -> TextBatch:
+    """The batch with one filler token after each row, marked as a response: its value is that of the state after the answer."""
+    count_B = part.attention_mask_BT.sum(-1)
+    rows_B = torch.arange(len(count_B), device=count_B.device)
+
+    def wider(x_BT: Tensor) -> Tensor:
+        return torch.cat([x_BT, torch.zeros_like(x_BT[:, :1])], dim=1)
+
+    token_ids_BT, attention_BT, response_BT = wider(part.token_ids_BT), wider(part.attention_mask_BT), wider(part.response_mask_BT)
+    token_ids_BT[rows_B, count_B] = pad_id
+    attention_BT[rows_B, count_B] = True
+    response_BT[rows_B, count_B] = True
+    return TextBatch(token_ids_BT, attention_BT, response_BT)
+
+
+def _policy_batch(texts: TextBatch, experience: Experience, annotated: Annotated, rows: Sequence[RolloutRow]) -> PolicyBatch:
+    sampler_BT = experience.old_logprobs_BT.clone()
+    for index, row in enumerate(rows):
+        if row.sampler_logprobs is not None:
+            sampler_BT[index, texts.response_mask_BT[index]] = torch.tensor(row.sampler_logprobs, device=sampler_BT.device)
+    return PolicyBatch(
+        text=texts, old_logprobs_BT=experience.old_logprobs_BT, ref_logprobs_BT=experience.ref_logprobs_BT, sampler_logprobs_BT=sampler_BT,
+        advantages_BT=annotated.advantages_BT, returns_BT=annotated.returns_BT, old_values_BT=experience.old_values_BT,
+    )
+
+
+def _describe_round(metrics: MetricSums, experience: Experience, annotated: Annotated, batch: PolicyBatch, beta: float) -> None:
+    """The numbers of the policy that sampled, before the update."""
+    units = kl_units(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT)
+    scores_B = experience.scores_B
+    metrics.add("kl_k1_token", float(units.token_mean_nats))
+    metrics.add("kl_k1_sequence", float(units.seq_sum_mean_nats))
+    log_ref_over_policy_BT = experience.ref_logprobs_BT - experience.old_logprobs_BT
+    k3_BT = torch.expm1(log_ref_over_policy_BT) - log_ref_over_policy_BT
+    metrics.add("kl_k3_token", float(masked_mean(k3_BT, experience.mask_BT)))
+    metrics.add("reward_with_kl", float(scores_B.mean()) - beta * float(units.seq_sum_mean_nats))
+    metrics.add("reward_std", float(scores_B.std(unbiased=False)))
+    metrics.add("beta", beta)
+    metrics.add("dead_group_share", float(annotated.dead_groups), float(annotated.num_groups))
+    gap_BT = (batch.sampler_logprobs_BT - batch.old_logprobs_BT).abs()
+    metrics.add("sampler_gap_mean", float(masked_mean(gap_BT, experience.mask_BT)))
+    metrics.add("sampler_gap_max", float(torch.where(experience.mask_BT, gap_BT, 0.0).max()))
+    if experience.old_values_BT is not None and annotated.returns_BT is not None:
+        metrics.add("explained_variance", explained_variance(experience.old_values_BT, annotated.returns_BT, experience.mask_BT))
+
+
+def _describe_step(metrics: MetricSums, losses: list[LossSum], stats: PolicyStats, counts: StepCounts, config: OnlineConfig) -> None:
+    """The numbers of one optimiser step: sums over its microbatches, divided once."""
+    metrics.add("policy_loss", sum(float(loss.policy.detach()) for loss in losses) / counts.policy)
+    if isinstance(config, PPOConfig):
+        metrics.add("value_loss", sum(float(loss.value.detach()) for loss in losses), counts.tokens)
+        metrics.add("value_clip_share", sum(loss.value_clipped for loss in losses), counts.tokens)
+    if config.kl.where == "loss":
+        metrics.add("kl_loss", sum(loss.kl for loss in losses) / counts.policy)
+    n = stats.count
+    metrics.add("update_kl_k1", stats.approx_kl_k1, n)
+    metrics.add("update_kl_k2", stats.approx_kl_k2, n)
+    metrics.add("update_kl_k3", stats.approx_kl_k3, n)
+    metrics.add("clip_any_share", stats.clip_any, n)
+    metrics.add("clip_low_share", stats.clip_low, n)
+    metrics.add("clip_high_share", stats.clip_high, n)
+    metrics.add("ratio_mean", stats.ratio_sum, n)
+    metrics.add("ratio_max", stats.ratio_max)
+    metrics.add("ratio_min", stats.ratio_min)
+    metrics.add("ess_token", stats.means().ess_token)
+
