@@ -46,7 +46,6 @@ REGISTRY: dict[str, Metric] = _table(
     ("annotate_seconds", "s", "none", "wall time", "Time spent on old, reference and value passes.", None),
     ("update_seconds", "s", "none", "wall time", "Time spent on forward, backward and optimiser.", None),
     # SFT and reward model
-    ("token_accuracy", "share", "response tokens", "mean over tokens", "Share of response tokens that the model ranks first.", (0.0, 1.0)),
     ("pair_accuracy", "share", "pairs", "mean over pairs, a tie counts one half", "Share of pairs whose chosen answer scores higher.", (0.5, 1.0)),
     ("pair_margin", "score", "pairs", "mean over pairs", "Score of the chosen minus score of the rejected answer.", (0.0, None)),
     ("score_mean", "score", "answers", "mean over answers", "Mean raw score of the answers seen.", (-5.0, 5.0)),
@@ -67,7 +66,7 @@ REGISTRY: dict[str, Metric] = _table(
     ("value_loss", "reward^2", "response tokens", "mean over tokens", "Half the squared error of the values.", None),
     ("explained_variance", "share", "response tokens", "1 - var(return - old value) / var(return)", "How much of the returns the value function foresaw.", (0.0, 1.0)),
     ("value_clip_share", "share", "response tokens", "mean over tokens", "Tokens whose value loss takes the clipped branch.", (0.0, 0.3)),
-    ("entropy", "nats per token", "response tokens", "mean over tokens", "Entropy of the tempered distribution over the whole vocabulary.", (0.05, None)),
+    ("entropy", "nats per token", "response tokens", "mean over tokens", "Entropy of the tempered distribution over the whole vocabulary, of the policy that sampled.", (0.05, None)),
     ("update_kl_k1", "nats per token", "response tokens", "mean over tokens", "KL(old || new) of the update, k1.", None),
     ("update_kl_k2", "nats per token", "response tokens", "mean over tokens", "KL(old || new) of the update, k2.", (0.0, 0.1)),
     ("update_kl_k3", "nats per token", "response tokens", "mean over tokens", "KL(old || new) of the update, k3.", (0.0, 0.1)),

@@ -89,7 +89,11 @@ def op_filtered_logprobs(i: Inputs, d: torch.dtype) -> Outputs:
 @_op
 def op_is_weights(i: Inputs, d: torch.dtype) -> Outputs:
     old, sampler = floats(i["old_logprobs"], d), floats(i["rollout_logprobs"], d)
-    return {"weights": maths.is_weights(old, sampler, bools(i["mask"]), i["mode"], i["lo"], i["hi"])}
+    return {
+        "weights": maths.is_weights(
+            old, sampler, bools(i["mask"]), maths.ImportanceMode(i["mode"]), i["lo"], i["hi"]
+        )
+    }
 
 
 @_op
@@ -116,7 +120,7 @@ def op_off_policy_sequence_mask(i: Inputs, d: torch.dtype) -> Outputs:
 @_op
 def op_kl_token(i: Inputs, d: torch.dtype) -> Outputs:
     logprobs, mask = leaf(i["logprobs"], d), bools(i["mask"])
-    kl = maths.kl_tokens(logprobs, floats(i["ref_logprobs"], d), mask, i["kind"])
+    kl = maths.kl_tokens(logprobs, floats(i["ref_logprobs"], d), mask, maths.KLEstimator(i["kind"]))
     return {
         "values": kl,
         "grad_sum": gradient(kl.sum(), logprobs)[0],
@@ -228,7 +232,11 @@ def op_kl_sequence_gradient(i: Inputs, d: torch.dtype) -> Outputs:
 @_op
 def op_shaped_rewards(i: Inputs, d: torch.dtype) -> Outputs:
     score, old, ref = floats(i["score"], d), floats(i["old_logprobs"], d), floats(i["ref_logprobs"], d)
-    return {"rewards": maths.shaped_rewards(score, old, ref, bools(i["mask"]), i["beta"], i["kind"])}
+    return {
+        "rewards": maths.shaped_rewards(
+            score, old, ref, bools(i["mask"]), i["beta"], maths.KLEstimator(i["kind"])
+        )
+    }
 
 
 @_op
@@ -288,7 +296,11 @@ def op_running_moments(i: Inputs, d: torch.dtype) -> Outputs:
 @_op
 def op_grpo_advantages(i: Inputs, d: torch.dtype) -> Outputs:
     rewards, ids = floats(i["rewards"], d), ints(i["group_ids"])
-    return {"advantages": maths.grpo_advantages(rewards, ids, i["std"], i["eps"], i["eps_mode"])}
+    return {
+        "advantages": maths.grpo_advantages(
+            rewards, ids, maths.StdKind(i["std"]), i["eps"], maths.EpsMode(i["eps_mode"])
+        )
+    }
 
 
 @_op
@@ -338,7 +350,11 @@ def op_gdpo_advantages(i: Inputs, d: torch.dtype) -> Outputs:
 @_op
 def op_sum_then_normalize_advantages(i: Inputs, d: torch.dtype) -> Outputs:
     rewards, ids, weights = floats(i["rewards"], d), ints(i["group_ids"]), floats(i["weights"], d)
-    return {"advantages": maths.sum_then_normalize_advantages(rewards, ids, weights, i["std"], i["eps"])}
+    return {
+        "advantages": maths.sum_then_normalize_advantages(
+            rewards, ids, weights, maths.StdKind(i["std"]), i["eps"]
+        )
+    }
 
 
 @_op
@@ -396,7 +412,7 @@ def op_ppo_policy_loss(i: Inputs, d: torch.dtype) -> Outputs:
         i["eps_low"], i["eps_high"], i["dual_clip"],
     )  # fmt: skip
     losses = maths.ppo_surrogate(*arguments).losses_BT
-    loss = maths.aggregate(losses, mask, i["aggregation"], i["norm_len"])
+    loss = maths.aggregate(losses, mask, maths.Aggregation(i["aggregation"]), i["norm_len"])
     stats = asdict(maths.policy_stats(*arguments).means())
     return {"loss": loss, "grad_logprobs": gradient(loss, logprobs)[0], "stats": stats}
 
@@ -405,7 +421,7 @@ def op_ppo_policy_loss(i: Inputs, d: torch.dtype) -> Outputs:
 def op_microbatch_invariance(i: Inputs, d: torch.dtype) -> Outputs:
     logprobs, mask = leaf(i["logprobs"], d), bools(i["mask"])
     old, advantages = floats(i["old_logprobs"], d), floats(i["advantages"], d)
-    aggregation = i["aggregation"]
+    aggregation = maths.Aggregation(i["aggregation"])
     count = maths.aggregate_count(mask, aggregation)
     total, means = torch.zeros((), dtype=d), []
     for part in torch.split(torch.arange(len(mask)), list(i["splits"])):
@@ -426,7 +442,7 @@ def op_value_loss(i: Inputs, d: torch.dtype) -> Outputs:
     values, mask = leaf(i["values"], d), bools(i["mask"])
     old, returns = floats(i["old_values"], d), floats(i["returns"], d)
     result = maths.value_loss(values, old, returns, mask, i["clip"])
-    loss = maths.aggregate(result.losses_BT, mask, i["aggregation"])
+    loss = maths.aggregate(result.losses_BT, mask, maths.Aggregation(i["aggregation"]))
     return {
         "loss": loss,
         "grad_values": gradient(loss, values)[0],
@@ -478,7 +494,7 @@ def op_cispo_loss(i: Inputs, d: torch.dtype) -> Outputs:
     logprobs, mask = leaf(i["logprobs"], d), bools(i["mask"])
     old, advantages = floats(i["old_logprobs"], d), floats(i["advantages"], d)
     surrogate = maths.cispo(logprobs, old, advantages, mask, i["eps_high"], i["eps_low"])
-    loss = maths.aggregate(surrogate.losses_BT, mask, i["aggregation"])
+    loss = maths.aggregate(surrogate.losses_BT, mask, maths.Aggregation(i["aggregation"]))
     return {"loss": loss, "grad_logprobs": gradient(loss, logprobs)[0], "weights": surrogate.weights_BT}
 
 
@@ -498,8 +514,8 @@ def op_grpo_loss(i: Inputs, d: torch.dtype) -> Outputs:
     advantages = maths.broadcast_to_tokens(floats(i["advantages"], d), mask)
     function = maths.grpo_loss_ratio_corrected if i["kl_is_correction"] else maths.grpo_loss
     tethered = function(logprobs, old, ref, advantages, mask, i["eps_low"], i["eps_high"], i["beta"])
-    loss = maths.aggregate(tethered.losses_BT, mask, i["aggregation"])
-    kl = maths.aggregate(tethered.kl_BT, mask, i["aggregation"])
+    loss = maths.aggregate(tethered.losses_BT, mask, maths.Aggregation(i["aggregation"]))
+    kl = maths.aggregate(tethered.kl_BT, mask, maths.Aggregation(i["aggregation"]))
     return {"loss": loss, "grad_logprobs": gradient(loss, logprobs)[0], "kl": kl}
 
 
@@ -562,7 +578,9 @@ def op_preference_loss(i: Inputs, d: torch.dtype) -> Outputs:
         chosen, rejected, floats(i["ref_chosen"], d), floats(i["ref_rejected"], d),
         floats(i["len_chosen"], d), floats(i["len_rejected"], d),
     )  # fmt: skip
-    losses = maths.preference_loss(pairs, i["kind"], i["beta"], i["label_smoothing"], i["gamma"])
+    losses = maths.preference_loss(
+        pairs, maths.PreferenceKind(i["kind"]), i["beta"], i["label_smoothing"], i["gamma"]
+    )
     grad_chosen, grad_rejected = gradient(losses.sum(), chosen, rejected)
     implied = maths.implicit_rewards(pairs, i["beta"])
     return {

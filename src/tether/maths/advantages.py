@@ -20,7 +20,9 @@ from .returns import broadcast_to_tokens, reward_to_go, shaped_rewards
 
 
 class StdKind(StrEnum):
-    """What a centred reward is divided by: population std (1/n), sample std (1/(n-1)) or nothing (Dr.GRPO)."""
+    """What a centred reward is divided by: population std (1/n), sample std (1/(n-1)) or nothing
+    (Dr.GRPO).
+    """
 
     POPULATION = "population"
     SAMPLE = "sample"

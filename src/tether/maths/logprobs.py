@@ -194,7 +194,9 @@ def inverse_cdf_sample(logits_NV: Float[Tensor, "N V"], uniforms_N: Float[Tensor
 def _by_chunks(
     function: _PerPosition, logits_NV: Tensor, tokens_N: Tensor, mask_N: Tensor, temperature: float
 ) -> Tensor:
-    """Apply `function` to chunks of positions, recomputing each in the backward pass instead of keeping it."""
+    """Apply `function` to chunks of positions, recomputing each in the backward pass instead of keeping
+    it.
+    """
     _check_temperature(temperature)
     chunk = max(1, CHUNK_ELEMENTS // max(1, logits_NV.shape[-1]))
     parts = list(zip(logits_NV.split(chunk), tokens_N.split(chunk), mask_N.split(chunk), strict=True))

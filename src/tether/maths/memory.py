@@ -33,7 +33,9 @@ def kv_cache_bytes(
 
 
 def logits_bytes(num_tokens: int, vocabulary: int) -> int:
-    """tokens V (2 + 4 * 2): bf16 logits, an fp32 copy and its gradient. Example: one token, 32000 -> 320000."""
+    """tokens V (2 + 4 * 2): bf16 logits, an fp32 copy and its gradient. Example: one token, 32000 ->
+    320000.
+    """
     return num_tokens * vocabulary * (2 + 4 * 2)
 
 

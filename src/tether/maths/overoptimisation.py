@@ -1,4 +1,6 @@
-"""The scaling law of over-optimisation: gold reward against distance from the start. Gao et al. 2210.10760."""
+"""The scaling law of over-optimisation: gold reward against distance from the start. Gao et al.
+2210.10760.
+"""
 
 import math
 from dataclasses import dataclass

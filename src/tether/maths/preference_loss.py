@@ -31,7 +31,9 @@ class PreferenceKind(StrEnum):
 
 @dataclass(frozen=True)
 class PreferencePairs:
-    """Log-probability sums of B pairs under policy and reference. The reference is data: detached where used."""
+    """Log-probability sums of B pairs under policy and reference. The reference is data: detached where
+    used.
+    """
 
     chosen_logprobs_B: Float[Tensor, "B"]
     rejected_logprobs_B: Float[Tensor, "B"]

@@ -46,7 +46,9 @@ def shaped_rewards(
 
 
 def broadcast_to_tokens(rewards_B: Float[Tensor, "B"], mask_BT: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """One number per row at every live token of it, 0 at pads. Example: [2] under [[1, 1, 0]] -> [[2, 2, 0]]."""
+    """One number per row at every live token of it, 0 at pads. Example: [2] under [[1, 1, 0]] -> [[2, 2,
+    0]].
+    """
     return select(rewards_B[:, None].expand(mask_BT.shape), mask_BT)
 
 

@@ -1,4 +1,6 @@
-"""Value function loss and its fit. Axes: B sequences, T tokens. Values and returns in the unit of the reward."""
+"""Value function loss and its fit. Axes: B sequences, T tokens. Values and returns in the unit of the
+reward.
+"""
 
 import math
 from dataclasses import dataclass

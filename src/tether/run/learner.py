@@ -96,7 +96,7 @@ class OnlineLearner:
         texts = pad_examples([sampled_example(row.query_ids, row.response_ids) for row in rows], self.policy.format.pad_id)
         texts = texts.to(self.compute.device)
         plan = self._plan(texts)
-        experience = self._experience(rows, texts, plan)
+        experience = self._experience(rows, texts, plan, metrics)
         annotated = annotate(experience, self.config, self.controller.beta)
         batch = _policy_batch(texts, experience, annotated, rows)
         metrics.add("annotate_seconds", time.perf_counter() - started)
@@ -123,7 +123,7 @@ class OnlineLearner:
         return _Plan(tuple(epochs))
 
     @torch.no_grad()
-    def _experience(self, rows: Sequence[RolloutRow], texts: TextBatch, plan: _Plan) -> Experience:
+    def _experience(self, rows: Sequence[RolloutRow], texts: TextBatch, plan: _Plan, metrics: MetricSums) -> Experience:
         mask_BT = texts.response_mask_BT
         old_BT = torch.zeros(mask_BT.shape, dtype=torch.float32, device=mask_BT.device)
         ref_BT, values_BT = old_BT.clone(), old_BT.clone()
@@ -134,8 +134,10 @@ class OnlineLearner:
             part = texts.rows(micro)
             width = part.token_ids_BT.shape[1]
             with self.compute.autocast():
-                output = self.policy.forward_response(part, self.config.sampling.temperature)
+                output = self.policy.forward_response(part, self.config.sampling.temperature, entropy=True)
                 ref = self.reference.logprobs(part, self.config.sampling.temperature)
+            assert output.entropy_BT is not None
+            metrics.add("entropy", float(masked_sum(output.entropy_BT, part.response_mask_BT)), float(part.response_mask_BT.sum()))
             old_BT[index, :width] = output.logprobs_BT
             ref_BT[index, :width] = ref
             if with_values:
@@ -204,19 +206,17 @@ class OnlineLearner:
         ppo = isinstance(self.config, PPOConfig)
         shared_values = ppo and self.critic is None
         with self.compute.autocast():
-            output = self.policy.forward_response(batch.text, self.config.sampling.temperature, entropy=True, values=shared_values)
+            output = self.policy.forward_response(batch.text, self.config.sampling.temperature,
+                                                  entropy=self.config.entropy_coef > 0, values=shared_values)
             values_BT = output.values_BT if shared_values else None
             if ppo and self.critic is not None:
                 values_BT = self.critic.forward_values(batch.text)
         mask_BT = batch.text.response_mask_BT
         if check_ratio:
             self._check_first_ratio(output.logprobs_BT, batch, metrics)
-        if output.entropy_BT is not None:
-            metrics.add("entropy", float(masked_sum(output.entropy_BT.detach(), mask_BT)), float(mask_BT.sum()))
-        entropy_BT = output.entropy_BT if self.config.entropy_coef > 0 else None
         return policy_loss(
             output.logprobs_BT, batch.old_logprobs_BT, batch.ref_logprobs_BT, batch.advantages_BT, mask_BT, self.config,
-            self.controller.beta, entropy_BT=entropy_BT, values_BT=values_BT, old_values_BT=batch.old_values_BT,
+            self.controller.beta, entropy_BT=output.entropy_BT, values_BT=values_BT, old_values_BT=batch.old_values_BT,
             returns_BT=batch.returns_BT,
         )
 

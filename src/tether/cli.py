@@ -1,0 +1,190 @@
+"""The ``tether`` command. Heavy modules are imported inside the command that needs them, so that help is instant.
+
+Exit status: 0 done, 1 an error of Tether, 2 wrong usage or configuration, 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+
+from tether import __version__
+from tether.errors import ConfigError, TetherError
+
+__all__ = ["TOP_LEVEL_SETTINGS", "app", "as_overrides", "main"]
+
+# Settings of a run that are in no section: `--seed 3` is an override like `--sft.epochs 3`. Pinned by a test to RunConfig.
+TOP_LEVEL_SETTINGS = ("name", "output", "seed")
+
+app = App(
+    name="tether",
+    version=__version__,
+    version_flags=("--version",),
+    help="Reinforcement learning from human feedback: comparisons to a tethered policy and an auditable report.",
+    help_format="plaintext",
+)
+config_app = App(name="config", help="Explain configurations.")
+app.command(config_app)
+
+_ConfigFile = Annotated[Path, Parameter(help="A .toml, .yaml or .json file.")]
+_Overrides = Annotated[str, Parameter(help="Settings that replace those of the file: sft.epochs=2 or --sft.epochs 2, - or _ alike.")]
+_Flag = Parameter(negative=())
+
+
+@app.command
+def run(
+    config: _ConfigFile,
+    /,
+    *overrides: _Overrides,
+    model: Annotated[str | None, Parameter(help="Start model instead of the file's: smollm2, tiny, a folder or a hub id.")] = None,
+    dry_run: Annotated[bool, _Flag, Parameter(help="Print the resolved configuration and the plan, and stop.")] = False,
+    quiet: Annotated[bool, _Flag, Parameter(help="Print nothing but the report's path.")] = False,
+    fresh: Annotated[bool, _Flag, Parameter(help="Start over: remove what an earlier run of this name left.")] = False,
+) -> None:
+    """Run the stages of a configuration; run it again to continue where it stopped.
+
+    Example: tether run recipes/quickstart.toml --model tiny rl.ppo.kl.beta=0.1
+    """
+    from tether.config import load_config
+
+    chosen = [*([f"model.path={model}"] if model else []), *overrides]
+    resolved = load_config(config, chosen)
+    if dry_run:
+        from tether.dryrun import plan_lines
+
+        print(_resolved_text(config, chosen))
+        print("# Plan")
+        print("\n".join(f"#   {line}" for line in plan_lines(resolved)))
+        return
+    from tether.progress import choose_progress
+    from tether.run.pipeline import run as run_pipeline
+
+    with choose_progress(quiet) as progress:
+        result = run_pipeline(resolved, observer=progress, fresh=fresh)
+    print(result.report_path or result.folder)
+
+
+@app.command
+def fetch(name: Annotated[Literal["smollm2"], Parameter(help="SmolLM2-135M-Instruct, 93 MB to download, 540 MB on disk.")], /) -> None:
+    """Put a model into the user cache; its hash is checked, and a stopped download goes on."""
+    from tether.models.fetch import fetch_smollm2
+
+    assert name == "smollm2"
+    print(fetch_smollm2())
+
+
+@config_app.command
+def show(config: _ConfigFile, /, *overrides: _Overrides) -> None:
+    """Print every setting of a run with where it came from: file, override or default."""
+    print(_resolved_text(config, overrides))
+
+
+@config_app.command
+def schema() -> None:
+    """Print the JSON schema of the configuration, for editors."""
+    import json
+
+    from tether.config import RunConfig
+
+    print(json.dumps(RunConfig.model_json_schema(), indent=2))
+
+
+@app.command
+def metrics() -> None:
+    """List every number that is logged: unit, mask, aggregation, meaning and healthy band."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from tether.metrics import REGISTRY
+
+    table = Table("name", "unit", "over", "aggregation", "healthy", "meaning", show_lines=False)
+    for metric in REGISTRY.values():
+        cells = (metric.name, metric.unit, metric.mask, metric.aggregation, _band(metric.healthy), metric.meaning)
+        table.add_row(*(Text(cell) for cell in cells))
+    console = Console()
+    console.print(table) if console.is_terminal else Console(width=200).print(table)
+
+
+@app.command
+def report(folder: Annotated[Path, Parameter(name="RUN", help="Folder of a run, e.g. runs/quickstart.")], /) -> None:
+    """Rebuild report.html from what a run has logged so far."""
+    from tether.report import write_report
+
+    print(write_report(folder))
+
+
+def _band(healthy: tuple[float | None, float | None] | None) -> str:
+    if healthy is None:
+        return ""
+    low, high = healthy
+    if low is None or high is None:
+        return f">= {low:g}" if low is not None else f"<= {high:g}"
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def _resolved_text(path: Path, overrides: Sequence[str]) -> str:
+    from tether.config import _parse_text, load_config
+    from tether.dryrun import Origin, render
+
+    config = load_config(path, overrides)
+    file = _parse_text(path.read_text(encoding="utf-8"), path.suffix, str(path))
+    return render(config, Origin(file, overrides))
+
+
+def as_overrides(tokens: Sequence[str]) -> list[str]:
+    """Dotted settings in any accustomed spelling become ``a.b=c``; other tokens stay.
+
+    Example: ["--sft.batch-size", "4", "--quiet", "seed=1"] -> ["sft.batch_size=4", "--quiet", "seed=1"].
+    """
+    pending, rewritten = list(tokens), []
+    while pending:
+        token = pending.pop(0)
+        option, equals, value = token.partition("=")
+        path = option.removeprefix("--")
+        dotted = "." in path and re.fullmatch(r"[A-Za-z_][\w.-]*", path)
+        if not token.startswith("--"):
+            rewritten.append(f"{_underscored(path)}={value}" if equals and dotted else token)
+        elif not (dotted or path in TOP_LEVEL_SETTINGS):
+            rewritten.append(token)
+        elif equals:
+            rewritten.append(f"{_underscored(path)}={value}")
+        else:
+            rewritten.append(f"{_underscored(path)}={pending.pop(0)}" if pending else _underscored(path))
+    return rewritten
+
+
+def _underscored(path: str) -> str:
+    """Field names have underscores; the NAME of rl.NAME is the user's and stays."""
+    parts = path.split(".")
+    return ".".join(part if index == 1 and parts[0] == "rl" else part.replace("-", "_") for index, part in enumerate(parts))
+
+
+def main(tokens: Sequence[str]) -> int:
+    """Run one command line; returns the exit status."""
+    takes_overrides = tokens[:1] == ["run"] or tokens[:2] == ["config", "show"]
+    try:
+        app(as_overrides(tokens) if takes_overrides else tokens, exit_on_error=False, result_action="return_value")
+    except CycloptsError:
+        return 2
+    except ConfigError as error:
+        _complain(str(error))
+        return 2
+    except TetherError as error:
+        _complain(str(error))
+        return 1
+    except KeyboardInterrupt:
+        again = shlex.join(["tether", *(token for token in tokens if token != "--fresh")])
+        _complain(f"stopped. To continue where it stopped, run: {again}" if tokens[:1] == ["run"] else f"stopped. Run again: {again}")
+        return 130
+    return 0
+
+
+def _complain(text: str) -> None:
+    print(f"tether: {text}", file=sys.stderr)

@@ -1,0 +1,194 @@
+"""What a run would do, without doing it: every setting with where it came from, and the plan stage by stage.
+
+The text is itself a valid TOML configuration: provenance and plan are comments. This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from tether.config import DataSource, EvaluateConfig, RewardModelConfig, RunConfig, SFTConfig
+from tether.errors import TetherError
+
+__all__ = ["Origin", "parameter_count", "plan_lines", "render"]
+
+
+class Origin:
+    """Where each setting came from. State: the parsed file and the override paths."""
+
+    def __init__(self, file: Mapping[str, Any], overrides: Sequence[str]) -> None:
+        self._file = file
+        self._overrides = [tuple(item.partition("=")[0].strip().split(".")) for item in overrides]
+
+    def of(self, path: Sequence[str]) -> str:
+        """``override``, ``file`` or ``default``.
+
+        Example: with the file {"sft": {"epochs": 2}} and no override, ("sft", "epochs") -> "file".
+        """
+        if any(tuple(path[: len(override)]) == override for override in self._overrides):
+            return "override"
+        node: Any = self._file
+        for key in path:
+            if isinstance(node, Mapping) and key in node:
+                node = node[key]
+            elif isinstance(node, list) and key.isdigit() and int(key) < len(node):
+                node = node[int(key)]
+            else:
+                return "default"
+        return "file"
+
+
+def render(config: RunConfig, origin: Origin) -> str:
+    """The resolved configuration as TOML, one setting a line, its origin behind it."""
+    return "\n".join(_table(config, (), (), origin)).strip() + "\n"
+
+
+def _table(section: BaseModel | Mapping[str, Any], path: tuple[str, ...], header: tuple[str, ...], origin: Origin) -> Iterator[str]:
+    """Scalars first, then sub-tables, as TOML wants it. ``header`` is ``path`` without list indices."""
+    items = {name: getattr(section, name) for name in type(section).model_fields} if isinstance(section, BaseModel) else dict(section)
+    nested: list[tuple[str, Any]] = []
+    for name, value in items.items():
+        if _is_table(value) or _is_table_list(value):
+            nested.append((name, value))
+        else:
+            yield _line(name, value, origin.of((*path, name)))
+    for name, value in nested:
+        inner = (*header, name)
+        tables = value if _is_table_list(value) else (value,)
+        for index, table in enumerate(tables):
+            where = (*path, name, str(index)) if _is_table_list(value) else (*path, name)
+            title = ".".join(_key(part) for part in inner)
+            lines = list(_table(table, where, inner, origin))
+            if lines:
+                yield ""
+                yield f"[[{title}]]" if _is_table_list(value) else f"[{title}]"
+                yield from lines
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, BaseModel | Mapping)
+
+
+def _is_table_list(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) > 0 and all(_is_table(item) for item in value)
+
+
+def _key(name: str) -> str:
+    return name if name.replace("-", "_").isidentifier() and name.isascii() else json.dumps(name)
+
+
+def _line(name: str, value: Any, origin: str) -> str:
+    setting = f"# {_key(name)} is absent" if value is None else f"{_key(name)} = {_toml(value)}"
+    return f"{setting:<48}  # {origin}"
+
+
+def _toml(value: Any) -> str:
+    """A scalar or a flat list in TOML; JSON and TOML agree on strings, integers, booleans and lists."""
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(str(key))} = {_toml(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def plan_lines(config: RunConfig) -> list[str]:
+    """The plan: model, then per stage rows, steps and the most tokens it can take. Raises what reading the data raises."""
+    lines = [f"model {config.model.path}: {_model_size(config.model.path)}"]
+    if config.sft:
+        lines.append(_plan_sft(config.sft))
+    if config.reward_model:
+        lines.append(_plan_reward_model(config.reward_model))
+    for name, rl in config.rl.items():
+        rollouts = rl.steps * rl.prompts_per_step * rl.samples_per_prompt
+        lines.append(
+            f"rl.{name} ({rl.kind}): {_rows_text(rl.prompts, 'prompts')}, {rl.steps:,} steps x "
+            f"{rl.prompts_per_step * rl.samples_per_prompt:,} answers = {rollouts:,} answers, "
+            f"at most {rl.steps * rl.epochs * rl.minibatches:,} optimiser steps, "
+            f"at most {rollouts * rl.sampling.max_new_tokens:,} tokens generated; "
+            f"tether in the {rl.kl.where}, beta {rl.kl.beta:g}"
+        )
+    if config.evaluate:
+        lines.append(_plan_evaluate(config.evaluate, 1 + len(config.rl)))
+    lines.append(f"folder {config.folder}: events.jsonl, one model per stage, evaluation.json, report.html")
+    return lines
+
+
+def _plan_sft(sft: SFTConfig) -> str:
+    rows = _count_rows(sft.data)
+    text = f"sft: {_rows_text(sft.data, 'demonstrations', rows)}"
+    if rows is None:
+        return text
+    steps = sft.epochs * math.ceil(rows / sft.batch_size)
+    return f"{text}, {steps:,} optimiser steps, at most {sft.epochs * rows * sft.max_length:,} tokens"
+
+
+def _plan_reward_model(reward: RewardModelConfig) -> str:
+    rows = _count_rows(reward.data)
+    text = f"reward_model: {_rows_text(reward.data, 'comparisons', rows)}"
+    if rows is None:
+        return text
+    train = round(rows * (1 - reward.held_out_share))
+    steps = reward.epochs * math.ceil(train / reward.batch_size)
+    return (
+        f"{text}, about {train:,} for training and {rows - train:,} held out, about {steps:,} optimiser steps, "
+        f"at most {reward.epochs * train * 2 * reward.max_length:,} tokens"
+    )
+
+
+def _plan_evaluate(evaluate: EvaluateConfig, num_models: int) -> str:
+    rows = _count_rows(evaluate.prompts)
+    text = f"evaluate ({evaluate.score}): {_rows_text(evaluate.prompts, 'held-out prompts', rows)}, {num_models} models"
+    if rows is None:
+        return text
+    tokens = rows * evaluate.samples_per_prompt * num_models * evaluate.sampling.max_new_tokens
+    return f"{text}, at most {tokens:,} tokens generated"
+
+
+def _rows_text(source: DataSource, noun: str, rows: int | None = None) -> str:
+    rows = _count_rows(source) if rows is None else rows
+    return f"{noun} from {source.path} (counted when loaded)" if rows is None else f"{rows:,} {noun} from {source.path}"
+
+
+def _count_rows(source: DataSource) -> int | None:
+    """Rows of local or bundled data; None for a hub id, which a dry run does not download."""
+    path = source.path
+    local = path.startswith("tether:") or Path(path).exists() or Path(path).suffix in {".jsonl", ".parquet"}
+    if not local:
+        return None
+    from tether.data.load import load_rows
+
+    return len(load_rows(path, source.split, source.limit).rows)
+
+
+def _model_size(name: str) -> str:
+    if name == "tiny":
+        return "made on the spot"
+    from tether.models.resolve import resolve_model
+
+    try:
+        folder = Path(resolve_model(name))
+    except TetherError as error:
+        return f"NOT READY: {error}"
+    count = parameter_count(folder)
+    return "size known when loaded" if count is None else f"{count:,} parameters in {folder}"
+
+
+def parameter_count(folder: Path) -> int | None:
+    """Numbers in the safetensors files of a model folder, from their headers alone; None without such a file."""
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    return sum(_numbers_in(file) for file in files) if files else None
+
+
+def _numbers_in(file: Path) -> int:
+    """A safetensors file begins with the length of its JSON header as 8 little-endian bytes."""
+    with file.open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

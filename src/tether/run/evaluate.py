@@ -1,0 +1,137 @@
+"""Held-out evaluation with an independent score: the same prompts and randomness for every policy, paired intervals over prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tether.backends.compute import Compute
+from tether.config import EvaluateConfig
+from tether.data.batches import pad_examples
+from tether.data.packing import microbatches
+from tether.maths.kl import KLUnits, kl_units
+from tether.models.policy import Policy
+from tether.models.reference import Reference
+from tether.rewards.rubric import Rubric
+from tether.rollout.local import LocalSampler
+from tether.rollout.rollouter import collect
+from tether.stats import bootstrap_mean, paired_bootstrap
+from tether.text.chat import sampled_example
+from tether.types import Prompt, Rollout, Sampling
+
+__all__ = ["EvaluatedPolicy", "Gain", "evaluate_policy", "gain"]
+
+_EVALUATION_STEP = 0  # training steps count from 1, so held-out randomness never meets training randomness
+
+
+@dataclass(frozen=True)
+class EvaluatedPolicy:
+    """What held-out prompts say of one policy. ``scores_by_prompt``: mean over the prompt's samples, in prompt order."""
+
+    name: str
+    score: str
+    mean: float
+    low: float
+    high: float
+    num_prompts: int
+    samples_per_prompt: int
+    confidence: float
+    response_length: float
+    truncated_share: float
+    kl_token_mean_nats: float
+    kl_sequence_sum_nats: float
+    scores_by_prompt: tuple[float, ...]
+    components: Mapping[str, float]
+    proxies: Mapping[str, float]
+    samples: tuple[Mapping[str, Any], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Mean of the per-prompt differences after - before, with its paired bootstrap interval."""
+
+    before: str
+    after: str
+    difference: float
+    low: float
+    high: float
+    confidence: float
+    num_prompts: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        """True when the whole interval lies on one side of zero."""
+        return self.low > 0 or self.high < 0
+
+
+def evaluate_policy(name: str, policy: Policy, reference: Reference | None, sampler: LocalSampler, prompts: Sequence[Prompt], score: Rubric,
+                    proxies: Mapping[str, Rubric], config: EvaluateConfig, compute: Compute, seed: int) -> EvaluatedPolicy:
+    """Sample, score with the independent rule, and measure KL(policy || reference) on the policy's own samples (k1, unfiltered).
+
+    ``proxies`` are the training rewards by stage name, reported beside the independent score and never part of it.
+    """
+    sampling = Sampling(config.sampling.max_new_tokens, config.sampling.temperature)
+    rollouts = collect(prompts, sampler, sampling, policy.format, num_samples=config.samples_per_prompt, run_seed=seed, step=_EVALUATION_STEP)
+    groups = score.score(rollouts)
+    by_prompt = tuple(float(np.nanmean(group.scores)) if not all(map(math.isnan, group.scores)) else math.nan for group in groups)
+    finite = np.array([value for value in by_prompt if not math.isnan(value)])
+    low, high = bootstrap_mean(finite, confidence=config.confidence, seed=seed)
+    flat = [rollout for group in rollouts for rollout in group]
+    units = None if reference is None else _kl(policy, reference, flat, sampling.temperature, compute)
+    return EvaluatedPolicy(
+        name=name, score=config.score, mean=float(finite.mean()), low=low, high=high, num_prompts=len(finite),
+        samples_per_prompt=config.samples_per_prompt, confidence=config.confidence,
+        response_length=float(np.mean([len(r.completion.token_ids) for r in flat])),
+        truncated_share=float(np.mean([r.truncated for r in flat])),
+        kl_token_mean_nats=0.0 if units is None else float(units.token_mean_nats),
+        kl_sequence_sum_nats=0.0 if units is None else float(units.seq_sum_mean_nats),
+        scores_by_prompt=by_prompt, components=_component_means(groups),
+        proxies={stage: _mean_score(rubric.score(rollouts)) for stage, rubric in proxies.items()},
+        samples=tuple({"prompt": g.rollouts[0].prompt.question, "completion": g.rollouts[0].text, "score": g.scores[0],
+                       "stop_reason": str(g.rollouts[0].completion.stop_reason)} for g in groups),
+    )
+
+
+def gain(before: EvaluatedPolicy, after: EvaluatedPolicy, seed: int) -> Gain:
+    """Is ``after`` better on the same prompts? Prompts that either side could not score are left out of the pairs."""
+    pairs = np.array([(b, a) for b, a in zip(before.scores_by_prompt, after.scores_by_prompt, strict=True) if not math.isnan(b + a)])
+    difference = pairs[:, 1] - pairs[:, 0]
+    low, high = paired_bootstrap(pairs[:, 0], pairs[:, 1], confidence=after.confidence, seed=seed)
+    return Gain(before.name, after.name, float(difference.mean()), low, high, after.confidence, len(pairs))
+
+
+@torch.no_grad()
+def _kl(policy: Policy, reference: Reference, rollouts: Sequence[Rollout], temperature: float, compute: Compute) -> KLUnits:
+    examples = [sampled_example(r.prompt_ids, r.completion.token_ids) for r in rollouts]
+    batch = pad_examples(examples, policy.format.pad_id).to(compute.device)
+    policy_BT = torch.zeros(batch.token_ids_BT.shape, device=compute.device)
+    ref_BT = torch.zeros_like(policy_BT)
+    for micro in microbatches(batch.attention_mask_BT.sum(-1).tolist(), compute.token_budget):
+        part = batch.rows(micro)
+        width = part.token_ids_BT.shape[1]
+        with compute.autocast():
+            policy_BT[micro, :width] = policy.forward_response(part, temperature).logprobs_BT
+            ref_BT[micro, :width] = reference.logprobs(part, temperature)
+    return kl_units(policy_BT, ref_BT, batch.response_mask_BT)
+
+
+def _component_means(groups: Sequence[Any]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for group in groups:
+        for components in group.components:
+            for name, value in components.items():
+                values.setdefault(name, []).append(value)
+    return {name: float(np.nanmean(items)) for name, items in values.items()}
+
+
+def _mean_score(groups: Sequence[Any]) -> float:
+    return float(np.nanmean([score for group in groups for score in group.scores]))

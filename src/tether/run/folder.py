@@ -1,0 +1,116 @@
+"""The folder of a run: who may write it, which stages are finished, what they were made from.
+
+    runs/NAME/config.json  environment.json  events.jsonl  sft/  reward_model/  rl.STAGE/  evaluation.json  report.html
+
+A stage is finished when its ``stage.json`` is there; it is written last, by rename. A finished stage is reused when the same run is
+started again, so an interrupted run loses at most the stage it was in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tether.config import RunConfig, resolved_json
+from tether.errors import RunError
+
+__all__ = ["RunFolder", "sha256_text", "write_atomic"]
+
+_PACKAGES = ("tether", "torch", "transformers", "datasets", "numpy", "peft")
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a whole file or nothing: temporary file, fsync, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def sha256_text(text: str) -> str:
+    """Hex SHA-256 of a string."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class RunFolder:
+    """A run folder that belongs to one configuration. State: the files in it."""
+
+    def __init__(self, config: RunConfig, *, fresh: bool = False) -> None:
+        self.path = config.folder
+        self.config_text = resolved_json(config)
+        existing = self.path / "config.json"
+        if fresh and self.path.exists():
+            _set_aside(self.path)
+        elif existing.exists() and existing.read_text(encoding="utf-8") != self.config_text:
+            raise RunError(
+                f"{self.path} holds a run with another configuration (changed: {_changed(existing, self.config_text)}). Choose another "
+                "name=..., or pass --fresh to set the old folder aside and start over"
+            )
+        write_atomic(existing, self.config_text)
+        write_atomic(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+
+    def stage(self, name: str) -> Path:
+        """Folder of a stage."""
+        return self.path / name
+
+    def finished(self, name: str, made_from: str) -> dict[str, Any] | None:
+        """The summary of a finished stage that was made from the same inputs, else None."""
+        marker = self.stage(name) / "stage.json"
+        if not marker.exists():
+            return None
+        record = json.loads(marker.read_text(encoding="utf-8"))
+        return record["summary"] if record["made_from"] == made_from else None
+
+    def finish(self, name: str, made_from: str, summary: Mapping[str, Any]) -> None:
+        """Mark a stage as finished; call after all its files are written."""
+        write_atomic(self.stage(name) / "stage.json", json.dumps({"made_from": made_from, "summary": dict(summary)}, indent=2) + "\n")
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, for the report; no user names, no paths, no environment variables."""
+    versions: dict[str, str] = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {"python": sys.version.split()[0], "system": platform.system(), "machine": platform.machine(), "cores": os.cpu_count(),
+            "packages": versions, "revision": _git_revision()}
+
+
+def _git_revision() -> str | None:
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _set_aside(path: Path) -> None:
+    number = 1
+    while (target := path.with_name(f"{path.name}.old{number}")).exists():
+        number += 1
+    path.rename(target)
+
+
+def _changed(existing: Path, new_text: str) -> str:
+    old, new = _flat(json.loads(existing.read_text(encoding="utf-8"))), _flat(json.loads(new_text))
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {k: v for name, item in value.items() for k, v in _flat(item, f"{path}.{name}" if path else name).items()}
+    return {path: value}

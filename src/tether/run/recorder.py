@@ -1,0 +1,40 @@
+"""One mouth for a stage: the event log first, then whoever watches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tether.events import EventLog
+from tether.run.observer import Observer
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """Writes every step to the log and shows it. State: the stage that is open."""
+
+    def __init__(self, log: EventLog, observer: Observer, stage: str, num_steps: int) -> None:
+        self._log, self._observer = log, observer
+        self.stage, self.num_steps = stage, num_steps
+        log.write("stage_started", stage=stage, num_steps=num_steps)
+        observer.stage_started(stage, num_steps)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Step ``step`` (from 1) with its registered metrics."""
+        self._log.write("step", stage=self.stage, step=step, num_steps=self.num_steps, metrics=dict(metrics))
+        self._observer.step(self.stage, step, metrics)
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A few texts of this step, for the report."""
+        self._log.write("samples", stage=self.stage, step=step, rows=[dict(row) for row in rows])
+
+    def message(self, text: str) -> None:
+        """One sentence, logged and shown."""
+        self._log.write("message", stage=self.stage, text=text)
+        self._observer.message(text)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The stage is done and its files are written."""
+        self._log.write("stage_finished", stage=self.stage, summary=dict(summary))
+        self._observer.stage_finished(self.stage, summary)

@@ -1,0 +1,124 @@
+"""Bradley-Terry reward model: train on comparisons, measure on prompts that were held out."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tether.backends.compute import Compute
+from tether.backends.local import LocalWorker
+from tether.config import RewardModelConfig
+from tether.data.batches import pad_examples
+from tether.data.cursor import Cursor
+from tether.data.packing import microbatches
+from tether.errors import DataError
+from tether.maths.reward_loss import bt_loss, pair_metrics
+from tether.metrics import MetricSums
+from tether.models.reward import RewardModel
+from tether.run.recorder import Recorder
+from tether.stats import wilson_interval
+from tether.text.chat import TokenizedExample
+
+__all__ = ["HeldOut", "TokenizedPair", "num_steps", "split_by_prompt", "train_reward_model"]
+
+
+@dataclass(frozen=True)
+class TokenizedPair:
+    """A comparison as ids. ``prompt_key`` decides the side of the split; ``margin`` in score units."""
+
+    chosen: TokenizedExample
+    rejected: TokenizedExample
+    prompt_key: str
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Accuracy on held-out pairs with its Wilson interval; calibration error on confidence in [.5, 1]."""
+
+    num_pairs: int
+    accuracy: float
+    low: float
+    high: float
+    nll: float
+    ece: float
+    mean_margin: float
+
+
+def num_steps(num_pairs: int, config: RewardModelConfig) -> int:
+    """Optimiser steps of the stage."""
+    return config.epochs * math.ceil(num_pairs / config.batch_size)
+
+
+def split_by_prompt(pairs: Sequence[TokenizedPair], share: float, seed: int) -> tuple[list[TokenizedPair], list[TokenizedPair]]:
+    """(training, held out): the prompts with the smallest hashes of (seed, prompt) are held out, with all their pairs."""
+    def rank(key: str) -> bytes:
+        return hashlib.blake2b(f"{seed}\0{key}".encode(), digest_size=8).digest()
+
+    keys = sorted({pair.prompt_key for pair in pairs}, key=rank)
+    held = set(keys[: max(1, round(share * len(keys)))])
+    if len(held) == len(keys):
+        raise DataError(f"the comparisons have {len(keys)} distinct prompt(s): at least 2 are needed to hold some out")
+    return [p for p in pairs if p.prompt_key not in held], [p for p in pairs if p.prompt_key in held]
+
+
+def train_reward_model(model: RewardModel, pairs: Sequence[TokenizedPair], held_out: Sequence[TokenizedPair], config: RewardModelConfig,
+                       compute: Compute, recorder: Recorder, seed: int) -> HeldOut:
+    """Train ``model`` in place, then measure it on ``held_out``."""
+    worker = LocalWorker([model], config.optim, recorder.num_steps)
+    cursor = Cursor(len(pairs), seed)
+    per_epoch = math.ceil(len(pairs) / config.batch_size)
+    for step in range(1, recorder.num_steps + 1):
+        position = (step - 1) % per_epoch * config.batch_size
+        chosen = cursor.next(min(config.batch_size, len(pairs) - position))
+        recorder.step(step, _step(model, [pairs[index] for index in chosen], config, worker, compute))
+    return measure(model, held_out, compute)
+
+
+def _step(model: RewardModel, pairs: Sequence[TokenizedPair], config: RewardModelConfig, worker: LocalWorker, compute: Compute) -> dict[str, float]:
+    started = time.perf_counter()
+    metrics = MetricSums()
+    lengths = [max(len(p.chosen.token_ids), len(p.rejected.token_ids)) for p in pairs]
+    for micro in microbatches(lengths, max(compute.token_budget // 2, 1)):
+        part = [pairs[index] for index in micro]
+        chosen_B, rejected_B = _scores(model, part, compute)
+        margins_B = chosen_B.new_tensor([p.margin for p in part])
+        losses_B = bt_loss(chosen_B, rejected_B, margins_B, config.centering, config.label_smoothing)
+        worker.accumulate(losses_B.sum() / len(pairs))
+        gap_B = (chosen_B - rejected_B).detach()
+        metrics.add("loss", float(losses_B.detach().sum()), len(part))
+        metrics.add("pair_accuracy", float((gap_B > 0).sum()) + 0.5 * float((gap_B == 0).sum()), len(part))
+        metrics.add("pair_margin", float(gap_B.sum()), len(part))
+        metrics.add("score_mean", float((chosen_B + rejected_B).detach().sum()), 2 * len(part))
+    report = worker.step()
+    metrics.update({"grad_norm": report.grad_norm, "learning_rate": report.learning_rate, "skipped_steps": float(not report.applied)})
+    metrics.add("tokens_per_second", 2 * sum(lengths) / (time.perf_counter() - started))
+    return metrics.means()
+
+
+def _scores(model: RewardModel, pairs: Sequence[TokenizedPair], compute: Compute) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores of both sides in one pass: chosen rows first, then rejected."""
+    examples = [p.chosen for p in pairs] + [p.rejected for p in pairs]
+    batch = pad_examples(examples, model.format.pad_id).to(compute.device)
+    with compute.autocast():
+        scores_2B = model.score_batch(batch).float()
+    return scores_2B[: len(pairs)], scores_2B[len(pairs):]
+
+
+@torch.no_grad()
+def measure(model: RewardModel, pairs: Sequence[TokenizedPair], compute: Compute) -> HeldOut:
+    """Held-out figures; a tie counts one half."""
+    lengths = [max(len(p.chosen.token_ids), len(p.rejected.token_ids)) for p in pairs]
+    chosen, rejected = [], []
+    for micro in microbatches(lengths, max(compute.token_budget // 2, 1)):
+        c_B, r_B = _scores(model, [pairs[index] for index in micro], compute)
+        chosen.append(c_B)
+        rejected.append(r_B)
+    figures = pair_metrics(torch.cat(chosen), torch.cat(rejected), 10)
+    low, high = wilson_interval(float(figures.accuracy) * len(pairs), len(pairs))
+    return HeldOut(len(pairs), float(figures.accuracy), low, high, float(figures.nll), float(figures.ece), float(figures.mean_margin))

@@ -1,0 +1,62 @@
+"""Supervised fine-tuning: the mean cross-entropy over response tokens, one global denominator per optimiser step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from tether.backends.compute import Compute
+from tether.backends.local import LocalWorker
+from tether.config import SFTConfig
+from tether.data.batches import pad_examples
+from tether.data.cursor import Cursor
+from tether.data.packing import microbatches
+from tether.errors import DataError
+from tether.maths.masked import masked_sum
+from tether.metrics import MetricSums
+from tether.models.policy import Policy
+from tether.run.recorder import Recorder
+from tether.text.chat import TokenizedExample
+
+__all__ = ["num_steps", "sft"]
+
+
+def num_steps(num_examples: int, config: SFTConfig) -> int:
+    """Optimiser steps of the stage; the last batch of an epoch may be smaller."""
+    return config.epochs * math.ceil(num_examples / config.batch_size)
+
+
+def sft(policy: Policy, examples: Sequence[TokenizedExample], config: SFTConfig, compute: Compute, recorder: Recorder, seed: int) -> dict[str, float]:
+    """Train ``policy`` in place on tokenised demonstrations; returns the metrics of the last step."""
+    if not examples:
+        raise DataError("no demonstration is left to train on: check sft.max_length and the data file")
+    worker = LocalWorker([policy], config.optim, recorder.num_steps)
+    cursor = Cursor(len(examples), seed)
+    per_epoch = math.ceil(len(examples) / config.batch_size)
+    last: dict[str, float] = {}
+    for step in range(1, recorder.num_steps + 1):
+        position = (step - 1) % per_epoch * config.batch_size
+        chosen = cursor.next(min(config.batch_size, len(examples) - position))
+        last = _step(policy, [examples[index] for index in chosen], worker, compute)
+        recorder.step(step, last)
+    return last
+
+
+def _step(policy: Policy, examples: Sequence[TokenizedExample], worker: LocalWorker, compute: Compute) -> dict[str, float]:
+    started = time.perf_counter()
+    metrics = MetricSums()
+    batch = pad_examples(examples, policy.format.pad_id).to(compute.device)
+    num_tokens = float(batch.response_mask_BT.sum())
+    lengths = batch.attention_mask_BT.sum(-1).tolist()
+    for micro in microbatches(lengths, compute.token_budget):
+        part = batch.rows(micro)
+        with compute.autocast():
+            logprobs_BT = policy.forward_response(part, 1.0).logprobs_BT
+        loss_sum = -masked_sum(logprobs_BT, part.response_mask_BT)
+        worker.accumulate(loss_sum / num_tokens)
+        metrics.add("loss", float(loss_sum.detach()), float(part.response_mask_BT.sum()))
+    report = worker.step()
+    metrics.update({"grad_norm": report.grad_norm, "learning_rate": report.learning_rate, "skipped_steps": float(not report.applied)})
+    metrics.add("tokens_per_second", sum(lengths) / (time.perf_counter() - started))
+    return metrics.means()

@@ -1,0 +1,1 @@
+"""Text to token ids and back: one rendering for SFT, scoring and sampling."""

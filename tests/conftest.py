@@ -1,0 +1,55 @@
+"""What every test gets: shape checks on, no network, one thread, and a cache of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jaxtyping import install_import_hook
+
+# Before torch and huggingface_hub are imported: both read these once.
+os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+os.environ["MKL_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+_REAL_CACHE = os.environ.get("TETHER_CACHE")
+
+# Shapes and dtypes in the annotations of tether.maths are checked on every call from here on.
+install_import_hook("tether.maths", "beartype.beartype")
+
+
+def _use_cache(path: str | None) -> None:
+    if path is None:
+        os.environ.pop("TETHER_CACHE", None)
+    else:
+        os.environ["TETHER_CACHE"] = path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache per worker, so that the tiny model is made once and the user's cache is never touched."""
+    folder = tmp_path_factory.mktemp("tether-cache")
+    _use_cache(str(folder))
+    yield folder
+    _use_cache(_REAL_CACHE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache_of_slow_modules(request: pytest.FixtureRequest, _session_cache: Path) -> Iterator[None]:
+    """Modules marked slow as a whole see the real cache in their module fixtures as well."""
+    if request.node.get_closest_marker("slow"):
+        _use_cache(_REAL_CACHE)
+    yield
+    _use_cache(str(_session_cache))
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_slow_tests(request: pytest.FixtureRequest, _session_cache: Path) -> Iterator[None]:
+    """Tests marked slow see the user's cache, where the real model is."""
+    before = os.environ.get("TETHER_CACHE")
+    _use_cache(_REAL_CACHE if request.node.get_closest_marker("slow") else str(_session_cache))
+    yield
+    _use_cache(before)
