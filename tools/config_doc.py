@@ -42,7 +42,7 @@ def _children(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[Bas
         child = _model_in(field.annotation)
         if child is not None and name != "rl":
             inner = f"{path}.{name}" if path else name
-            yield inner, child
+            yield inner + ("[]" if get_origin(field.annotation) is tuple else ""), child
             yield from _children(child, inner)
 
 
@@ -59,6 +59,8 @@ def document() -> str:
         kind = path.partition("(")[2].partition(")")[0]
         plain = path.replace(f" ({kind})", "") if kind else path
         title = f"`[{plain}]`" if plain else "Top level"
+        if plain.endswith("[]"):
+            title = f"`[[{plain.removesuffix('[]')}]]`"
         if kind:
             title += f' with kind = "{kind}"'
         parts.append(f"\n## {title}\n\n{(model.__doc__ or '').strip()}\n")

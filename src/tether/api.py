@@ -1,0 +1,182 @@
+"""The Python entrance: whole runs of PPO or GRPO on your own prompts and reward, and the single update that many people want.
+
+    policy = tether.Policy.load("path/to/model")
+    tether.grpo(policy, prompts=["What is 2 + 3?"], reward=lambda prompt, answer: float("5" in answer), steps=10)
+
+A reward is any callable ``(prompt: Prompt, answer: str) -> float | None`` (None: not applicable), or a
+:class:`~tether.models.reward.RewardModel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import ValidationError
+
+from tether.backends.compute import Compute, resolve_compute
+from tether.config import ComputeConfig, GRPOConfig, PPOConfig
+from tether.errors import ConfigError
+from tether.events import EventLog
+from tether.models.policy import Policy
+from tether.models.reference import Reference
+from tether.models.reward import RewardModel
+from tether.rewards.learned import LearnedReward
+from tether.rewards.rubric import RewardPart, Rubric
+from tether.rollout.local import LocalSampler
+from tether.run.learner import OnlineLearner, RolloutRow
+from tether.run.observer import Observer, Quiet
+from tether.run.recorder import Recorder
+from tether.run.rl import OnlineRun, rl
+from tether.types import Failure, Message, Prompt, Rollout, Score
+
+__all__ = ["PolicyUpdater", "RewardFunction", "grpo", "ppo", "update_policy"]
+
+RewardFunction = Callable[[Prompt, str], float | None]
+
+
+@dataclass(frozen=True)
+class _FunctionPart:
+    """A user's function as a reward part; an exception is a failure of the verifier, never a zero."""
+
+    function: RewardFunction
+    name: str = "reward"
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score | Failure]:
+        """One score per rollout."""
+        return [self._one(rollout) for rollout in rollouts]
+
+    def _one(self, rollout: Rollout) -> Score | Failure:
+        try:
+            value = self.function(rollout.prompt, rollout.text)
+        except Exception as error:  # the boundary named in style.md 31: a broken verifier is data
+            return Failure("reward function", f"{type(error).__name__}: {error}")
+        return Score(None if value is None else float(value))
+
+
+def ppo(policy: Policy, prompts: Iterable[str | Sequence[Message] | Prompt], reward: RewardFunction | RewardModel | Sequence[RewardPart], *,
+        seed: int = 0, log: str | Path | None = None, observer: Observer | None = None, **settings: Any) -> dict[str, float]:
+    """PPO (Schulman et al. 2017) on ``policy``, in place, tethered to its weights at the call.
+
+    ``settings`` are the fields of :class:`~tether.config.PPOConfig` (``steps``, ``kl={"beta": .05}``, ...) and ``compute={...}``. Returns the
+    metrics of the last step; with ``log`` every step is appended to that .jsonl. Raises ConfigError for unknown or wrong settings.
+    """
+    return _online(PPOConfig, policy, prompts, reward, seed, log, observer, settings)
+
+
+def grpo(policy: Policy, prompts: Iterable[str | Sequence[Message] | Prompt], reward: RewardFunction | RewardModel | Sequence[RewardPart], *,
+         seed: int = 0, log: str | Path | None = None, observer: Observer | None = None, **settings: Any) -> dict[str, float]:
+    """GRPO (DeepSeekMath, 2402.03300) on ``policy``, in place; see :func:`ppo`. ``settings`` are those of GRPOConfig."""
+    return _online(GRPOConfig, policy, prompts, reward, seed, log, observer, settings)
+
+
+@dataclass
+class PolicyUpdater:
+    """The update alone, for loops of your own: keeps optimiser, reference and beta between calls of :meth:`update`.
+
+    ``algorithm``: "ppo" or "grpo"; ``settings`` as in :func:`ppo`. Without ``reference`` the policy's present weights are copied.
+    """
+
+    policy: Policy
+    algorithm: str = "ppo"
+    reference: Reference | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        kinds = {"ppo": PPOConfig, "grpo": GRPOConfig}
+        if self.algorithm not in kinds:
+            raise ConfigError(f"algorithm = {self.algorithm!r}: expected 'ppo' or 'grpo'")
+        config, compute = _settings(kinds[self.algorithm], dict(self.settings))
+        self._learner = _learner(self.policy, self.reference, config, compute, self.seed)
+
+    def update(self, query_ids: Sequence[Sequence[int]], response_ids: Sequence[Sequence[int]], scores: Sequence[float], *,
+               groups: Sequence[str] | None = None, terminated: Sequence[bool] | None = None,
+               sampler_logprobs: Sequence[Sequence[float]] | None = None) -> dict[str, float]:
+        """One round on B answers: ids as they were sampled, one score each. Returns its statistics.
+
+        ``groups``: which prompt each row belongs to (default: rows with equal query ids). ``terminated``: False where an answer was cut
+        by a length limit (default: True where it ends in one of the policy's end tokens). Raises ValueError for lengths that differ.
+        """
+        count = len(scores)
+        given = {"query_ids": query_ids, "response_ids": response_ids, "groups": groups, "terminated": terminated, "sampler_logprobs": sampler_logprobs}
+        for name, value in given.items():
+            if value is not None and len(value) != count:
+                raise ValueError(f"{name} has {len(value)} rows, scores has {count}: one row per answer")
+        ends = set(self.policy.format.eos_ids)
+        rows = [
+            RolloutRow(
+                tuple(query_ids[i]), tuple(response_ids[i]), None if sampler_logprobs is None else tuple(sampler_logprobs[i]), float(scores[i]),
+                groups[i] if groups is not None else repr(tuple(query_ids[i])),
+                terminated[i] if terminated is not None else bool(response_ids[i]) and response_ids[i][-1] in ends,
+            )
+            for i in range(count)
+        ]
+        return self._learner.learn(rows)
+
+    @property
+    def beta(self) -> float:
+        """Strength of the tether in force (reward per nat)."""
+        return self._learner.controller.beta
+
+
+def update_policy(policy: Policy, query_ids: Sequence[Sequence[int]], response_ids: Sequence[Sequence[int]], scores: Sequence[float], *,
+                  reference: Reference, algorithm: str = "ppo", **settings: Any) -> dict[str, float]:
+    """One PPO or GRPO update and its statistics, with a fresh optimiser. For repeated updates keep a :class:`PolicyUpdater`."""
+    return PolicyUpdater(policy, algorithm, reference, settings).update(query_ids, response_ids, scores)
+
+
+# ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _online(kind: type[PPOConfig] | type[GRPOConfig], policy: Policy, prompts: Iterable[Any], reward: Any, seed: int, log: str | Path | None,
+            observer: Observer | None, settings: Mapping[str, Any]) -> dict[str, float]:
+    config, compute = _settings(kind, dict(settings))
+    asked = [_as_prompt(prompt, index) for index, prompt in enumerate(prompts)]
+    if not asked:
+        raise ValueError("prompts is empty: give at least one")
+    learner = _learner(policy, None, config, compute, seed)
+    sampler = LocalSampler(policy.model, policy.format.eos_ids, policy.format.pad_id, compute.dtype, config.sampling.max_rows)
+    with TemporaryDirectory() as scratch:
+        events = EventLog(log if log is not None else Path(scratch) / "events.jsonl")
+        recorder = Recorder(events, observer or Quiet(), f"rl.{config.kind}", config.steps)
+        try:
+            return rl(OnlineRun(learner, sampler, _rubric(reward, compute), asked, seed), recorder)
+        finally:
+            events.close()
+
+
+def _settings(kind: type[PPOConfig] | type[GRPOConfig], settings: dict[str, Any]) -> tuple[PPOConfig | GRPOConfig, Compute]:
+    try:
+        compute = resolve_compute(ComputeConfig.model_validate(settings.pop("compute", {})))
+        fixed = {"prompts": {"path": "(given in Python)"}, "rewards": [{"kind": "format"}]}
+        return kind.model_validate({**fixed, **settings}), compute
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, item['loc']))}: {item['msg'].removeprefix('Value error, ')}" for item in error.errors()]
+        raise ConfigError(lines, f"the settings of {kind.__name__}") from None
+
+
+def _learner(policy: Policy, reference: Reference | None, config: PPOConfig | GRPOConfig, compute: Compute, seed: int) -> OnlineLearner:
+    if isinstance(config, PPOConfig):
+        if config.critic != "shared":
+            raise ConfigError(f"critic = {config.critic!r}: the Python functions train a shared value head; use `tether run` for other critics")
+        policy.ensure_value_head()
+    policy.to(compute.device)
+    return OnlineLearner(policy, reference or Reference.frozen_copy(policy), config, compute, seed=seed)
+
+
+def _rubric(reward: Any, compute: Compute) -> Rubric:
+    if isinstance(reward, RewardModel):
+        return Rubric([("learned", 1.0, LearnedReward(reward, compute.token_budget))])
+    if callable(reward):
+        return Rubric([("reward", 1.0, _FunctionPart(reward))])
+    return Rubric([(part.name, 1.0, part) for part in reward])
+
+
+def _as_prompt(prompt: Any, index: int) -> Prompt:
+    if isinstance(prompt, Prompt):
+        return prompt
+    return Prompt(f"prompt-{index}", prompt if isinstance(prompt, str) else tuple(prompt))

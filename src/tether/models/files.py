@@ -1,0 +1,145 @@
+"""Model folders: what may be loaded, the faults corrected on load, and fingerprints.
+
+Loads use local files only, run no remote code and read safetensors only (a pickle can run code), unless told otherwise
+where there is a choice: a folder with pickled weights alone is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as hf_logging
+
+from ..errors import ModelError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model, and the parameter names that its checkpoint did not hold or held in another shape."""
+
+    model: PreTrainedModel
+    missing: tuple[str, ...]
+    mismatched: tuple[str, ...]
+
+
+def load_model(
+    auto_class: Any, path: str, *, dtype: str, local_files_only: bool, trust_remote_code: bool, **options: Any
+) -> Loaded:
+    """`auto_class.from_pretrained` under our rules, ready to train: dropout off, no padding_idx on the embedding.
+
+    Raises ModelError with the remedy. What is missing is returned, not judged: the caller knows which head it may make.
+    """
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    require_safetensors(path)
+    rules = {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code, "use_safetensors": True}
+    try:
+        with quiet_bars():
+            model, info = auto_class.from_pretrained(
+                path, dtype=DTYPES[dtype], output_loading_info=True, **rules, **options
+            )
+    except (OSError, ValueError, KeyError, SafetensorError, RuntimeError) as error:
+        raise ModelError(f"{path} cannot be loaded: {error}{_remedy(path, local_files_only)}") from error
+    switch_off_dropout(model)
+    model.get_input_embeddings().padding_idx = None  # nn.Embedding drops this row's gradient; it may be the end token
+    mismatched = tuple(str(entry[0]) for entry in info["mismatched_keys"])
+    return Loaded(model, tuple(sorted(info["missing_keys"])), mismatched)
+
+
+def require_safetensors(path: str) -> None:
+    """Refuse a folder without a config or without safetensors weights; hub ids are left to the loader."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{path} is not a model folder: it holds no config.json")
+    if (folder / WEIGHTS).is_file() or (folder / INDEX).is_file():
+        return
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt"))
+    found = f"only pickled weights ({pickles[0]}), which can run code" if pickles else "no weights"
+    raise ModelError(
+        f"{path} holds {found}; expected {WEIGHTS}. Convert it where you trust it: "
+        "AutoModel...from_pretrained(folder).save_pretrained(folder)"
+    )
+
+
+def load_tokenizer(path: str, *, local_files_only: bool, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer beside the weights. Raises ModelError where there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(
+            path, local_files_only=local_files_only, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{path} has no usable tokenizer: {error}{_remedy(path, local_files_only)}") from error
+
+
+def refuse_missing(path: str, loaded: Loaded, allowed: tuple[str, ...] = ()) -> None:
+    """A weight that the checkpoint does not hold would be random: ModelError naming the first few."""
+    if absent := [name for name in loaded.missing if name not in allowed]:
+        raise ModelError(f"{path} lacks {len(absent)} weights ({', '.join(absent[:3])}): they would be random")
+    if loaded.mismatched:
+        raise ModelError(f"{path} holds {loaded.mismatched[0]} in another shape than its config.json says")
+
+
+def switch_off_dropout(model: nn.Module) -> None:
+    """Dropout would make the log-probabilities of one policy differ between two passes (case B5): every rate becomes 0.
+
+    Modules and the plain attributes that functional dropout reads; the config that is saved keeps its numbers.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+@contextmanager
+def quiet_bars() -> Iterator[None]:
+    """transformers' progress bars off: a checkpoint every few steps must not draw over our own lines."""
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()
+
+
+def save_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, weights: Mapping[str, Tensor]
+) -> None:
+    """Weights (safetensors), config, generation config, tokenizer and chat template: a folder for plain transformers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with quiet_bars():
+        model.save_pretrained(folder, state_dict=dict(weights))
+    tokenizer.save_pretrained(folder)
+
+
+def fingerprint(module: nn.Module) -> str:
+    """sha256 over names, types, shapes and bytes of all parameters (a tied one once), in order of name."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(module.named_parameters()):
+        plain = parameter.detach().contiguous().cpu()
+        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
+        digest.update(plain.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _remedy(path: str, local_files_only: bool) -> str:
+    if Path(path).is_dir() or not local_files_only:
+        return ""
+    return ". Only local files are looked at: download it first (`hf download`), or allow downloads"

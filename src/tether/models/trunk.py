@@ -1,0 +1,98 @@
+"""From padded rows to hidden states, and from hidden states of live tokens to log-probabilities.
+
+Axes: B rows, T tokens, N live tokens of the batch, H hidden, V vocabulary. Column t speaks of token t: its
+log-probability and value come from the hidden state at t - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..maths.logprobs import CHUNK_ELEMENTS, entropy_from_logits, selected_logprobs
+
+Head = Callable[[Tensor], Tensor]
+
+
+class TokenRows(Protocol):
+    """What a model reads of a batch (data.batches.TextBatch has it; models and data do not import each other)."""
+
+    @property
+    def token_ids_BT(self) -> Int[Tensor, "B T"]: ...
+    @property
+    def attention_mask_BT(self) -> Bool[Tensor, "B T"]: ...
+    @property
+    def response_mask_BT(self) -> Bool[Tensor, "B T"]: ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """Per live token: its log-probability and, when asked for, the entropy of its distribution (nats, float32)."""
+
+    logprobs_N: Tensor
+    entropy_N: Tensor | None
+
+
+def model_inputs(batch: TokenRows, device: torch.device) -> dict[str, Tensor]:
+    """Keyword arguments for a causal transformer.
+
+    Rows padded on the right need no mask: a live token never looks at a later one, and without a mask attention takes
+    its fast path. Any other mask is passed with the positions it implies. Ids at pads are never looked up.
+    """
+    mask_BT = batch.attention_mask_BT.to(device)
+    ids_BT = torch.where(mask_BT, batch.token_ids_BT.to(device), 0)
+    if bool((mask_BT[:, 1:] <= mask_BT[:, :-1]).all()):
+        return {"input_ids": ids_BT}
+    positions_BT = (mask_BT.long().cumsum(-1) - 1).clamp(min=0)
+    return {"input_ids": ids_BT, "attention_mask": mask_BT.long(), "position_ids": positions_BT}
+
+
+def hidden_states(trunk: nn.Module, batch: TokenRows, device: torch.device) -> Float[Tensor, "B T H"]:
+    """Hidden states after the final norm, one run of the trunk, no cache."""
+    return trunk(**model_inputs(batch, device), use_cache=False).last_hidden_state
+
+
+def live_positions(batch: TokenRows, device: torch.device) -> Bool[Tensor, "B T"]:
+    """The response mask on the device. Raises ValueError for a live column 0, which nothing predicts."""
+    live_BT = (batch.response_mask_BT & batch.attention_mask_BT).to(device)
+    if bool(live_BT[:, :1].any()):
+        raise ValueError("response_mask is True in column 0, but no token precedes it: give each row a prompt token")
+    return live_BT
+
+
+def before_live(x_BTD: Tensor, live_BT: Tensor) -> Tensor:
+    """Rows of x at t - 1 for every live token t, in reading order: [N, D]."""
+    return x_BTD[:, :-1][live_BT[:, 1:]]
+
+
+def spread(x_N: Tensor, live_BT: Tensor) -> Float[Tensor, "B T"]:
+    """Put one float32 number per live token into its column; 0 elsewhere."""
+    out_BT = torch.zeros(live_BT.shape, dtype=torch.float32, device=live_BT.device)
+    return out_BT.masked_scatter(live_BT, x_N.float())
+
+
+def select_by_chunks(
+    head: Head, hidden_NH: Tensor, tokens_N: Tensor, temperature: float, vocabulary: int, *, entropy: bool
+) -> Selected:
+    """Head and softmax over chunks of positions, recomputed in the backward pass: never [N, V] at once."""
+    size = max(1, CHUNK_ELEMENTS // vocabulary)
+    graph = torch.is_grad_enabled()
+
+    def scores(h_CH: Tensor, t_C: Tensor) -> tuple[Tensor, Tensor | None]:
+        logits_CV = head(h_CH)
+        chosen_C = selected_logprobs(logits_CV, t_C, temperature)
+        return chosen_C, entropy_from_logits(logits_CV, temperature) if entropy else None
+
+    parts = [
+        checkpoint(scores, h, t, use_reentrant=False, preserve_rng_state=False) if graph else scores(h, t)
+        for h, t in zip(hidden_NH.split(size), tokens_N.split(size), strict=True)
+    ]
+    entropies = [e for _, e in parts if e is not None]
+    return Selected(torch.cat([p for p, _ in parts]), torch.cat(entropies) if entropy else None)

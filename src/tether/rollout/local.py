@@ -1,0 +1,231 @@
+"""The sampler in this process: the module that is trained also answers, so publishing weights is one cast."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import NumericsError, SamplerError
+from ..types import Completion, Request, Sampling, StopReason
+from .drawing import draw
+from .llama import PREFILL_TOKENS, LlamaDecoder, LlamaWeights, pack_llama, why_not_llama
+from .plain import PlainDecoder, position_limit
+from .randomness import uniforms
+from .sampler import check_requests
+
+__all__ = ["LocalSampler"]
+
+_log = logging.getLogger(__name__)
+
+
+class LocalSampler:
+    """Draws completions from a Hugging Face causal language model under the sampling contract. See ``Sampler``.
+
+    Llama models get a decoder of their own; any other model its own forward pass, which is said once in the log.
+    ``compute_dtype`` float32 on a float32 model reads the trained parameters themselves; otherwise the weights are
+    copied in that precision at construction and at each ``refresh``. ``version`` is stamped on every token.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        eos_ids: Sequence[int],
+        pad_id: int,
+        compute_dtype: torch.dtype,
+        max_rows: int = 64,
+        version: int = 0,
+    ) -> None:
+        if max_rows < 1:
+            raise SamplerError(f"max_rows must be at least 1, got {max_rows}")
+        self.eos_ids, self.pad_id = frozenset(eos_ids), pad_id
+        self.compute_dtype, self.max_rows, self.version = compute_dtype, max_rows, version
+        self._model = model
+        reason = why_not_llama(model)
+        self._packed: LlamaWeights | None = None if reason else pack_llama(model, compute_dtype)
+        if reason:
+            _log.warning("sampling by the plain path (slower): %s", reason)
+
+    @property
+    def plain(self) -> bool:
+        """True where the model's own forward pass is used."""
+        return self._packed is None
+
+    def refresh(self, version: int) -> None:
+        """Publish: sample from the model's present weights from the next token on, under this version."""
+        if self._packed is not None:
+            self._packed = pack_llama(self._model, self.compute_dtype)
+        self.version = version
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]:
+        """Completions as they finish. Requests are checked before the first is drawn.
+
+        A row ends STOP iff an end token was drawn (it is kept), LENGTH iff the budget ended without one.
+        Raises SamplerError for requests that cannot be answered, NumericsError for logits that are not finite.
+        """
+        config = self._model.config.to_dict()
+        vocabulary = self._model.get_input_embeddings().weight.shape[0]
+        check_requests(requests, sampling, max_length=position_limit(config), vocabulary=vocabulary)
+        return self._generate(requests, sampling)
+
+    def _generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]:
+        waiting = deque(_batches_of_rows(requests, self.max_rows))
+        session = self._session(requests, sampling)
+        rows: list[_Row] = []
+        while waiting or rows:
+            arrived = _admit(waiting, self.max_rows - len(rows), session, alone=not rows)
+            if not rows or arrived:
+                logits = session.join(arrived)
+                fresh = [row for batch in arrived for row in batch]
+                rows += fresh
+            else:
+                logits, fresh = session.step([row.token_ids[-1] for row in rows]), rows
+            self._draw(fresh, logits, sampling)
+            done = [row for row in rows if row.stop_reason is not None]
+            if done:
+                order = session.keep([row.stop_reason is None for row in rows])
+                rows = [rows[index] for index in order]
+            yield from (row.completion(sampling) for row in done)
+
+    def _session(self, requests: Sequence[Request], sampling: Sampling) -> _Session:
+        if self._packed is None:
+            return _PlainSession(PlainDecoder(self._model, pad_id=self.pad_id, compute_dtype=self.compute_dtype))
+        rows = min(self.max_rows, sum(request.num_samples for request in requests))
+        longest = max((len(request.prompt_ids) for request in requests), default=1)
+        return _LlamaSession(self, rows, longest, sampling.max_new_tokens)
+
+    @torch.inference_mode()
+    def _draw(self, rows: Sequence[_Row], logits_RV: Tensor, sampling: Sampling) -> None:
+        """Append one token to each row and decide which rows ended."""
+        keys = [row.request.key for row in rows]
+        samples, positions = [row.sample_index for row in rows], [len(row.token_ids) for row in rows]
+        uniforms_R = torch.from_numpy(uniforms(keys, samples, positions)).to(logits_RV.device)
+        drawn = draw(logits_RV, uniforms_R, sampling)
+        tokens, logprobs = drawn.tokens_R.tolist(), drawn.logprobs_R.tolist()
+        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
+            if logprob != logprob:
+                raise NumericsError(
+                    f"logits of prompt {row.request.prompt_id!r}, token {len(row.token_ids)} are not finite "
+                    f"(weights version {self.version}): the policy has diverged or the checkpoint is damaged"
+                )
+            row.append(token, logprob, self.version)
+            if token in self.eos_ids:
+                row.stop_reason = StopReason.STOP
+            elif len(row.token_ids) == sampling.max_new_tokens:
+                row.stop_reason = StopReason.LENGTH
+
+
+@dataclass(slots=True)
+class _Row:
+    """One answer in the making."""
+
+    request: Request
+    sample_index: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+
+    def append(self, token: int, logprob: float, version: int) -> None:
+        self.token_ids.append(token)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+
+    def completion(self, sampling: Sampling) -> Completion:
+        assert self.stop_reason is not None
+        return Completion(
+            self.request.prompt_id, self.sample_index, tuple(self.token_ids), tuple(self.logprobs),
+            tuple(self.versions), self.stop_reason, sampling,
+        )  # fmt: skip
+
+
+class _Session(Protocol):
+    """A decoder bound to one call of ``generate``: the same three moves whatever the model."""
+
+    def may_join(self, first: Sequence[_Row], batch: Sequence[_Row], *, alone: bool) -> bool: ...
+    def join(self, batches: Sequence[Sequence[_Row]]) -> Tensor: ...
+    def step(self, tokens: Sequence[int]) -> Tensor: ...
+    def keep(self, alive: Sequence[bool]) -> list[int]: ...
+
+
+class _LlamaSession:
+    def __init__(self, sampler: LocalSampler, max_rows: int, prompt_columns: int, response_columns: int) -> None:
+        self._sampler = sampler
+        self._decoder = LlamaDecoder(
+            self._weights, max_rows=max_rows, prompt_columns=prompt_columns, response_columns=response_columns
+        )
+
+    @property
+    def _weights(self) -> LlamaWeights:
+        assert self._sampler._packed is not None
+        return self._sampler._packed
+
+    def may_join(self, first: Sequence[_Row], batch: Sequence[_Row], *, alone: bool) -> bool:
+        return True
+
+    @torch.inference_mode()
+    def join(self, batches: Sequence[Sequence[_Row]]) -> Tensor:
+        return self._decoder.join(self._weights, *_prompts_and_counts(batches))
+
+    @torch.inference_mode()
+    def step(self, tokens: Sequence[int]) -> Tensor:
+        return self._decoder.step(self._weights, tokens)
+
+    @torch.inference_mode()
+    def keep(self, alive: Sequence[bool]) -> list[int]:
+        return self._decoder.keep(alive)
+
+
+class _PlainSession:
+    def __init__(self, decoder: PlainDecoder) -> None:
+        self._decoder = decoder
+
+    def may_join(self, first: Sequence[_Row], batch: Sequence[_Row], *, alone: bool) -> bool:
+        same_length = len(first[0].request.prompt_ids) == len(batch[0].request.prompt_ids)
+        return alone and (self._decoder.takes_positions or same_length)
+
+    @torch.no_grad()
+    def join(self, batches: Sequence[Sequence[_Row]]) -> Tensor:
+        return self._decoder.join(*_prompts_and_counts(batches))
+
+    @torch.no_grad()
+    def step(self, tokens: Sequence[int]) -> Tensor:
+        return self._decoder.step(tokens)
+
+    @torch.no_grad()
+    def keep(self, alive: Sequence[bool]) -> list[int]:
+        return self._decoder.keep(alive)
+
+
+def _prompts_and_counts(batches: Sequence[Sequence[_Row]]) -> tuple[list[tuple[int, ...]], list[int]]:
+    return [batch[0].request.prompt_ids for batch in batches], [len(batch) for batch in batches]
+
+
+def _batches_of_rows(requests: Sequence[Request], max_rows: int) -> Iterator[list[_Row]]:
+    """Rows that share a prompt pass: a group, or a part of one that is large against ``max_rows`` (then its rows can
+    take places as they come free)."""
+    size = max(1, max_rows // 4)
+    for request in requests:
+        rows = [_Row(request, index) for index in range(request.num_samples)]
+        parts = [rows] if len(rows) <= size else [rows[i : i + size] for i in range(0, len(rows), size)]
+        yield from parts
+
+
+def _admit(waiting: deque[list[_Row]], free: int, session: _Session, *, alone: bool) -> list[list[_Row]]:
+    """Take from the queue, in order, what fits the free rows and one packed prompt pass."""
+    taken: list[list[_Row]] = []
+    tokens = 0
+    while waiting and len(waiting[0]) <= free:
+        batch = waiting[0]
+        tokens += len(batch[0].request.prompt_ids)
+        too_many = bool(taken) and tokens > PREFILL_TOKENS
+        if too_many or not session.may_join(taken[0] if taken else batch, batch, alone=alone):
+            break
+        taken.append(waiting.popleft())
+        free -= len(batch)
+    return taken
