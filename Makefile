@@ -45,6 +45,7 @@ lint: $(DEV)
 
 types: $(DEV)
 	$(BIN)/pyright
+	$(BIN)/pyright -p pyrightconfig.strict.json
 
 layers: $(DEV)
 	$(BIN)/lint-imports

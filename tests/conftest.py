@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from jaxtyping import install_import_hook
 
@@ -19,6 +20,11 @@ _REAL_CACHE = os.environ.get("TETHER_CACHE")
 
 # Shapes and dtypes in the annotations of tether.maths are checked on every call from here on.
 install_import_hook("tether.maths", "beartype.beartype")
+
+
+# The same examples every time, however busy the machine is.
+hypothesis.settings.register_profile("tether", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("tether")
 
 
 def _use_cache(path: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Write docs/configuration.md from the models of tether.config; ``--check`` only tells whether it is up to date."""
+"""Write docs/configuration.md from the models of tether.config; ``--check`` tells if it is up to date."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ HEAD = """\
 
 Generated from `tether.config` by `python tools/config_doc.py`; do not edit by hand.
 
-A run is one TOML file (YAML and JSON work too). A stage runs if and only if its section is present. On the command line any
-setting is replaced by its dotted path, `tether run FILE sft.epochs=2` or `--sft.epochs 2`; `-` and `_` are alike. Unknown names
-are errors that name the nearest known one. `tether config show FILE` prints every value with where it came from,
-`tether config schema` the JSON schema for an editor.
+A run is one TOML file (YAML and JSON work too). A stage runs if and only if its section is present. On the
+command line any setting is replaced by its dotted path: `tether run FILE sft.epochs=2`, `--sft.epochs 2`;
+`-` and `_` are alike. Unknown names are errors that name the nearest known one. `tether config show FILE`
+prints every value with where it came from, `tether config schema` the JSON schema for an editor.
 """
 
 
 def sections() -> list[tuple[str, type[BaseModel]]]:
-    """Every table a file can hold, as (path, model), parents before children; the two kinds of [rl.NAME] apart."""
+    """Every table a file can hold, as (path, model), parents first; the two kinds of [rl.NAME] apart."""
     found = [("", RunConfig), *_children(RunConfig, "")]
     for kind, model in (("ppo", PPOConfig), ("grpo", GRPOConfig)):
         found += [(f"rl.NAME ({kind})", model), *_children(model, f"rl.NAME ({kind})")]
@@ -65,7 +65,9 @@ def document() -> str:
             title += f' with kind = "{kind}"'
         parts.append(f"\n## {title}\n\n{(model.__doc__ or '').strip()}\n")
         if model in described:
-            parts.append(f"\nSettings as in {described[model]}; defaults of the section win over those of the parts.\n")
+            parts.append(
+                f"\nSettings as in {described[model]}; defaults of the section win over those of the parts.\n"
+            )
             continue
         described[model] = title
         parts.append("\n| setting | type | default | meaning |\n|---|---|---|---|\n")
@@ -134,7 +136,9 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--check"]:
         fresh = TARGET.exists() and TARGET.read_text(encoding="utf-8") == text
         if not fresh:
-            print(f"{TARGET} is not what tether.config says; run: python tools/config_doc.py", file=sys.stderr)
+            print(
+                f"{TARGET} is not what tether.config says; run: python tools/config_doc.py", file=sys.stderr
+            )
         return 0 if fresh else 1
     TARGET.parent.mkdir(exist_ok=True)
     TARGET.write_text(text, encoding="utf-8")

@@ -2,7 +2,8 @@
 
     python recipes/data/make_arithmetic.py [FOLDER]
 
-A pair and its mirror (7 + 5 and 5 + 7) lie on the same side, so that a held-out sum was never seen in either order.
+A pair and its mirror (7 + 5 and 5 + 7) lie on the same side, so that a held-out sum was never seen in either
+order.
 """
 
 from __future__ import annotations
@@ -38,11 +39,15 @@ def main() -> None:
     heldout = sums(unordered[:cut], NUM_HELDOUT, random_)
     train = sums(unordered[cut:], NUM_TRAIN, random_)
     write_jsonl(folder / "arithmetic_train.jsonl", [row("train", i, a, b) for i, (a, b) in enumerate(train)])
-    write_jsonl(folder / "arithmetic_heldout.jsonl", [row("heldout", i, a, b) for i, (a, b) in enumerate(heldout)])
+    write_jsonl(
+        folder / "arithmetic_heldout.jsonl", [row("heldout", i, a, b) for i, (a, b) in enumerate(heldout)]
+    )
     demonstrations = [
-        {"prompt": row("train", i, a, b)["prompt"],
-         "completion": [{"role": "assistant", "content": WORKING.format(a=a, b=b, c=a + b)}],
-         "prompt_id": f"arithmetic-train-{i:03d}"}
+        {
+            "prompt": row("train", i, a, b)["prompt"],
+            "completion": [{"role": "assistant", "content": WORKING.format(a=a, b=b, c=a + b)}],
+            "prompt_id": f"arithmetic-train-{i:03d}",
+        }
         for i, (a, b) in enumerate(train[:NUM_DEMONSTRATIONS])
     ]
     write_jsonl(folder / "arithmetic_demonstrations.jsonl", demonstrations)

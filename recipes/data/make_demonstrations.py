@@ -1,6 +1,7 @@
-"""Write quickstart_demonstrations.jsonl: hand-written answers joined to their training questions. Own work, CC0-1.0.
+"""Write quickstart_demonstrations.jsonl: hand-written answers joined to their training questions. Own work,
+CC0-1.0.
 
-    PYTHONPATH=src python recipes/data/make_demonstrations.py [FOLDER]     after make_prompts.py
+PYTHONPATH=src python recipes/data/make_demonstrations.py [FOLDER]     after make_prompts.py
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ def main() -> None:
     rows, points = [], []
     for topic, answer in answers().items():
         asked = first_asked[topic]
-        rows.append({"prompt": asked["prompt"], "completion": [{"role": "assistant", "content": answer}], "prompt_id": asked["id"]})
+        rows.append(
+            {
+                "prompt": asked["prompt"],
+                "completion": [{"role": "assistant", "content": answer}],
+                "prompt_id": asked["id"],
+            }
+        )
         score = noiseless(asked["prompt"][0]["content"], answer, True)
         points.append(score.points)
         if score.points < 9:

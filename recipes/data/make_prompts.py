@@ -1,6 +1,7 @@
-"""Write quickstart_prompts_train.jsonl and quickstart_prompts_heldout.jsonl from the hand-written topics. Own work, CC0-1.0.
+"""Write quickstart_prompts_train.jsonl and quickstart_prompts_heldout.jsonl from the hand-written topics. Own
+work, CC0-1.0.
 
-    PYTHONPATH=src python recipes/data/make_prompts.py [OUTPUT_FOLDER]
+PYTHONPATH=src python recipes/data/make_prompts.py [OUTPUT_FOLDER]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tether: reinforcement learning from human feedback, from comparisons to a tethered policy and an auditable report.
+"""Tether: reinforcement learning from human feedback, from comparisons to a tethered policy and a report.
 
 Names are loaded when first used, so that ``import tether`` and the command line stay fast and free of torch.
 """
@@ -18,8 +18,20 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Comparison", "Completion", "Demonstration", "Message", "Policy", "Prompt", "RewardModel", "RunConfig", "Sampling",
-    "__version__", "grpo", "load_config", "ppo", "update_policy",
+    "Comparison",
+    "Completion",
+    "Demonstration",
+    "Message",
+    "Policy",
+    "Prompt",
+    "RewardModel",
+    "RunConfig",
+    "Sampling",
+    "__version__",
+    "grpo",
+    "load_config",
+    "ppo",
+    "update_policy",
 ]
 
 _HOMES = {

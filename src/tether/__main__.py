@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; the exit status is 0, 1 (Tether error), 2 (usage or configuration) or 130 (Ctrl-C)."""
+    """Run the command line and end with its exit status."""
     from tether.cli import main as run
 
     sys.exit(run(sys.argv[1:]))

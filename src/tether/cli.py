@@ -1,10 +1,11 @@
-"""The ``tether`` command. Heavy modules are imported inside the command that needs them, so that help is instant.
+"""The ``tether`` command. Heavy modules are imported by the command that needs them, so that help is instant.
 
-Exit status: 0 done, 1 an error of Tether, 2 wrong usage or configuration, 130 stopped by Ctrl-C.
+Exit status: 0 done, 1 an error of Tether, 2 wrong usage or configuration, 130 Ctrl-C, 141 reader gone.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -19,21 +20,25 @@ from tether.errors import ConfigError, TetherError
 
 __all__ = ["TOP_LEVEL_SETTINGS", "app", "as_overrides", "main"]
 
-# Settings of a run that are in no section: `--seed 3` is an override like `--sft.epochs 3`. Pinned by a test to RunConfig.
+# Settings in no section: `--seed 3` is an override like `--sft.epochs 3`. Pinned by a test to RunConfig.
 TOP_LEVEL_SETTINGS = ("name", "output", "seed")
 
 app = App(
     name="tether",
     version=__version__,
     version_flags=("--version",),
-    help="Reinforcement learning from human feedback: comparisons to a tethered policy and an auditable report.",
+    help="Reinforcement learning from human feedback: comparisons to a tethered policy and a report.",
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,  # main says what to run next
 )
 config_app = App(name="config", help="Explain configurations.")
 app.command(config_app)
 
 _ConfigFile = Annotated[Path, Parameter(help="A .toml, .yaml or .json file.")]
-_Overrides = Annotated[str, Parameter(help="Settings that replace those of the file: sft.epochs=2 or --sft.epochs 2, - or _ alike.")]
+_Overrides = Annotated[
+    str,
+    Parameter(help="Settings that replace those of the file: sft.epochs=2 or --sft.epochs 2, - or _ alike."),
+]
 _Flag = Parameter(negative=())
 
 
@@ -42,10 +47,16 @@ def run(
     config: _ConfigFile,
     /,
     *overrides: _Overrides,
-    model: Annotated[str | None, Parameter(help="Start model instead of the file's: smollm2, tiny, a folder or a hub id.")] = None,
-    dry_run: Annotated[bool, _Flag, Parameter(help="Print the resolved configuration and the plan, and stop.")] = False,
+    model: Annotated[
+        str | None, Parameter(help="Start model instead of the file's: smollm2, tiny, a folder or a hub id.")
+    ] = None,
+    dry_run: Annotated[
+        bool, _Flag, Parameter(help="Print the resolved configuration and the plan, and stop.")
+    ] = False,
     quiet: Annotated[bool, _Flag, Parameter(help="Print nothing but the report's path.")] = False,
-    fresh: Annotated[bool, _Flag, Parameter(help="Start over: remove what an earlier run of this name left.")] = False,
+    fresh: Annotated[
+        bool, _Flag, Parameter(help="Start over: remove what an earlier run of this name left.")
+    ] = False,
 ) -> None:
     """Run the stages of a configuration; run it again to continue where it stopped.
 
@@ -67,11 +78,16 @@ def run(
 
     with choose_progress(quiet) as progress:
         result = run_pipeline(resolved, observer=progress, fresh=fresh)
-    print(result.report_path or result.folder)
+    print(result.report)
 
 
 @app.command
-def fetch(name: Annotated[Literal["smollm2"], Parameter(help="SmolLM2-135M-Instruct, 93 MB to download, 540 MB on disk.")], /) -> None:
+def fetch(
+    name: Annotated[
+        Literal["smollm2"], Parameter(help="SmolLM2-135M-Instruct, 93 MB to download, 540 MB on disk.")
+    ],
+    /,
+) -> None:
     """Put a model into the user cache; its hash is checked, and a stopped download goes on."""
     from tether.models.fetch import fetch_smollm2
 
@@ -106,14 +122,23 @@ def metrics() -> None:
 
     table = Table("name", "unit", "over", "aggregation", "healthy", "meaning", show_lines=False)
     for metric in REGISTRY.values():
-        cells = (metric.name, metric.unit, metric.mask, metric.aggregation, _band(metric.healthy), metric.meaning)
+        cells = (
+            metric.name,
+            metric.unit,
+            metric.mask,
+            metric.aggregation,
+            _band(metric.healthy),
+            metric.meaning,
+        )
         table.add_row(*(Text(cell) for cell in cells))
     console = Console()
     console.print(table) if console.is_terminal else Console(width=200).print(table)
 
 
 @app.command
-def report(folder: Annotated[Path, Parameter(name="RUN", help="Folder of a run, e.g. runs/quickstart.")], /) -> None:
+def report(
+    folder: Annotated[Path, Parameter(name="RUN", help="Folder of a run, e.g. runs/quickstart.")], /
+) -> None:
     """Rebuild report.html from what a run has logged so far."""
     from tether.report import write_report
 
@@ -163,16 +188,29 @@ def as_overrides(tokens: Sequence[str]) -> list[str]:
 def _underscored(path: str) -> str:
     """Field names have underscores; the NAME of rl.NAME is the user's and stays."""
     parts = path.split(".")
-    return ".".join(part if index == 1 and parts[0] == "rl" else part.replace("-", "_") for index, part in enumerate(parts))
+    return ".".join(
+        part if index == 1 and parts[0] == "rl" else part.replace("-", "_")
+        for index, part in enumerate(parts)
+    )
 
 
 def main(tokens: Sequence[str]) -> int:
     """Run one command line; returns the exit status."""
     takes_overrides = tokens[:1] == ["run"] or tokens[:2] == ["config", "show"]
     try:
-        app(as_overrides(tokens) if takes_overrides else tokens, exit_on_error=False, result_action="return_value")
+        app(
+            as_overrides(tokens) if takes_overrides else tokens,
+            exit_on_error=False,
+            result_action="return_value",
+        )
+        sys.stdout.flush()
     except CycloptsError:
         return 2
+    except (
+        BrokenPipeError
+    ):  # the reader of `tether ... | head` has what it wanted; nothing is left to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except ConfigError as error:
         _complain(str(error))
         return 2
@@ -181,7 +219,11 @@ def main(tokens: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         again = shlex.join(["tether", *(token for token in tokens if token != "--fresh")])
-        _complain(f"stopped. To continue where it stopped, run: {again}" if tokens[:1] == ["run"] else f"stopped. Run again: {again}")
+        _complain(
+            f"stopped. To continue where it stopped, run: {again}"
+            if tokens[:1] == ["run"]
+            else f"stopped. Run again: {again}"
+        )
         return 130
     return 0
 

@@ -1,6 +1,6 @@
 """What a run would do, without doing it: every setting with where it came from, and the plan stage by stage.
 
-The text is itself a valid TOML configuration: provenance and plan are comments. This module does not import torch.
+The text is itself a valid TOML configuration: provenance and plan are comments. Does not import torch.
 """
 
 from __future__ import annotations
@@ -49,9 +49,15 @@ def render(config: RunConfig, origin: Origin) -> str:
     return "\n".join(_table(config, (), (), origin)).strip() + "\n"
 
 
-def _table(section: BaseModel | Mapping[str, Any], path: tuple[str, ...], header: tuple[str, ...], origin: Origin) -> Iterator[str]:
+def _table(
+    section: BaseModel | Mapping[str, Any], path: tuple[str, ...], header: tuple[str, ...], origin: Origin
+) -> Iterator[str]:
     """Scalars first, then sub-tables, as TOML wants it. ``header`` is ``path`` without list indices."""
-    items = {name: getattr(section, name) for name in type(section).model_fields} if isinstance(section, BaseModel) else dict(section)
+    items = (
+        {name: getattr(section, name) for name in type(section).model_fields}
+        if isinstance(section, BaseModel)
+        else dict(section)
+    )
     nested: list[tuple[str, Any]] = []
     for name, value in items.items():
         if _is_table(value) or _is_table_list(value):
@@ -100,7 +106,7 @@ def _toml(value: Any) -> str:
 
 
 def plan_lines(config: RunConfig) -> list[str]:
-    """The plan: model, then per stage rows, steps and the most tokens it can take. Raises what reading the data raises."""
+    """The plan: model, then per stage rows, steps and the most tokens. Raises what reading data raises."""
     lines = [f"model {config.model.path}: {_model_size(config.model.path)}"]
     if config.sft:
         lines.append(_plan_sft(config.sft))
@@ -138,14 +144,15 @@ def _plan_reward_model(reward: RewardModelConfig) -> str:
     train = round(rows * (1 - reward.held_out_share))
     steps = reward.epochs * math.ceil(train / reward.batch_size)
     return (
-        f"{text}, about {train:,} for training and {rows - train:,} held out, about {steps:,} optimiser steps, "
-        f"at most {reward.epochs * train * 2 * reward.max_length:,} tokens"
+        f"{text}, about {train:,} for training and {rows - train:,} held out, "
+        f"about {steps:,} optimiser steps, at most {reward.epochs * train * 2 * reward.max_length:,} tokens"
     )
 
 
 def _plan_evaluate(evaluate: EvaluateConfig, num_models: int) -> str:
     rows = _count_rows(evaluate.prompts)
-    text = f"evaluate ({evaluate.score}): {_rows_text(evaluate.prompts, 'held-out prompts', rows)}, {num_models} models"
+    prompts = _rows_text(evaluate.prompts, "held-out prompts", rows)
+    text = f"evaluate ({evaluate.score}): {prompts}, {num_models} models"
     if rows is None:
         return text
     tokens = rows * evaluate.samples_per_prompt * num_models * evaluate.sampling.max_new_tokens
@@ -154,7 +161,11 @@ def _plan_evaluate(evaluate: EvaluateConfig, num_models: int) -> str:
 
 def _rows_text(source: DataSource, noun: str, rows: int | None = None) -> str:
     rows = _count_rows(source) if rows is None else rows
-    return f"{noun} from {source.path} (counted when loaded)" if rows is None else f"{rows:,} {noun} from {source.path}"
+    return (
+        f"{noun} from {source.path} (counted when loaded)"
+        if rows is None
+        else f"{rows:,} {noun} from {source.path}"
+    )
 
 
 def _count_rows(source: DataSource) -> int | None:
@@ -182,7 +193,7 @@ def _model_size(name: str) -> str:
 
 
 def parameter_count(folder: Path) -> int | None:
-    """Numbers in the safetensors files of a model folder, from their headers alone; None without such a file."""
+    """Numbers in the safetensors files of a folder, from their headers alone; None without such a file."""
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     return sum(_numbers_in(file) for file in files) if files else None
 

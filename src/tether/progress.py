@@ -28,7 +28,9 @@ class Progress(Protocol):
     """An observer that is opened for the length of a run."""
 
     def __enter__(self) -> Self: ...
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
     def stage_started(self, stage: str, num_steps: int) -> None: ...
     def step(self, stage: str, step: int, metrics: Mapping[str, float]) -> None: ...
     def stage_finished(self, stage: str, summary: Mapping[str, Any]) -> None: ...
@@ -36,7 +38,7 @@ class Progress(Protocol):
 
 
 def choose_progress(quiet: bool, stream: TextIO | None = None) -> Progress:
-    """Quiet, live or plain: by the flag first, then by whether ``stream`` (stdout) is a terminal that can redraw."""
+    """Quiet, live or plain: by the flag, then by whether ``stream`` (stdout) is a terminal."""
     out = stream or sys.stdout
     if quiet:
         return QuietProgress()
@@ -45,7 +47,9 @@ def choose_progress(quiet: bool, stream: TextIO | None = None) -> Progress:
     from rich.console import Console
 
     console = Console(file=out)
-    return LiveProgress(console) if console.is_terminal and not console.is_dumb_terminal else PlainProgress(out)
+    return (
+        LiveProgress(console) if console.is_terminal and not console.is_dumb_terminal else PlainProgress(out)
+    )
 
 
 def headline(metrics: Mapping[str, float]) -> str:
@@ -88,20 +92,25 @@ def _summary_text(summary: Mapping[str, Any]) -> str:
 
 
 class _StageClock:
-    """Time left in a stage. State: when it began and how many steps it has done here (a resumed stage begins late)."""
+    """Time left in a stage. State: its beginning and the steps done here (a resumed stage begins late)."""
 
     def __init__(self, num_steps: int, now: float) -> None:
         self.num_steps = num_steps
         self._began = now
         self._seen = 0
 
+    def of(self, step: int) -> str:
+        """``3/20``, or ``3`` where the length of the stage is unknown."""
+        return f"{step}/{self.num_steps}" if self.num_steps else str(step)
+
     def elapsed(self, now: float) -> float:
         return now - self._began
 
-    def left(self, step: int, now: float) -> float:
-        """Seconds until the end at the mean pace so far; call once per step."""
+    def eta(self, step: int, now: float) -> str:
+        """Time until the end at the mean pace so far; call once per step."""
         self._seen += 1
-        return (now - self._began) / self._seen * max(0, self.num_steps - step)
+        left = (now - self._began) / self._seen * max(0, self.num_steps - step)
+        return f"ETA {_duration(left)}" if self.num_steps else ""
 
 
 class QuietProgress:
@@ -110,7 +119,9 @@ class QuietProgress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         pass
 
     def stage_started(self, stage: str, num_steps: int) -> None:
@@ -127,7 +138,7 @@ class QuietProgress:
 
 
 class PlainProgress:
-    """One line per step, at least ``interval_s`` apart; the last step of a stage always shows. State: the clock of the stage."""
+    """One line per step, ``interval_s`` apart; a stage's last step always shows. State: the stage's clock."""
 
     def __init__(
         self, stream: TextIO, *, interval_s: float = 1.0, clock: Callable[[], float] = time.monotonic
@@ -141,26 +152,31 @@ class PlainProgress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         pass
 
     def stage_started(self, stage: str, num_steps: int) -> None:
         self._stage = _StageClock(num_steps, self._now())
         self._last_line = float("-inf")
-        self.message(f"{stage}: {num_steps} {'step' if num_steps == 1 else 'steps'}")
+        steps = f": {num_steps} {'step' if num_steps == 1 else 'steps'}" if num_steps else ""
+        self.message(stage + steps)
 
     def step(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
         now = self._now()
-        left = self._stage.left(step, now)
-        if now - self._last_line < self._interval_s and step < self._stage.num_steps:
+        eta = self._stage.eta(step, now)
+        if now - self._last_line < self._interval_s and step != self._stage.num_steps:
             return
         self._last_line = now
-        parts = [f"{stage} {step}/{self._stage.num_steps}", headline(metrics), f"ETA {_duration(left)}"]
+        parts = [f"{stage} {self._stage.of(step)}", headline(metrics), eta]
         self.message("  ".join(part for part in parts if part))
 
     def stage_finished(self, stage: str, summary: Mapping[str, Any]) -> None:
         text = _summary_text(summary)
-        self.message(f"{stage}: done in {_duration(self._stage.elapsed(self._now()))}" + (f": {text}" if text else ""))
+        self.message(
+            f"{stage}: done in {_duration(self._stage.elapsed(self._now()))}" + (f": {text}" if text else "")
+        )
 
     def message(self, text: str) -> None:
         self._stream.write(text + "\n")
@@ -168,7 +184,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A bar for the stage at work with its newest numbers below; finished stages stay above as lines. State: the display."""
+    """A bar for the stage at work, its newest numbers below, finished stages above. State: the display."""
 
     def __init__(self, console: Any, *, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.live import Live
@@ -182,33 +198,36 @@ class LiveProgress:
         self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._live.update("")
         self._live.stop()
 
     def stage_started(self, stage: str, num_steps: int) -> None:
         self._stage = _StageClock(num_steps, self._now())
-        self._draw(stage, 0, "starting", None)
+        self._draw(stage, 0, "starting", "")
 
     def step(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-        self._draw(stage, step, headline(metrics), self._stage.left(step, self._now()))
+        self._draw(stage, step, headline(metrics), self._stage.eta(step, self._now()))
 
     def stage_finished(self, stage: str, summary: Mapping[str, Any]) -> None:
         text = _summary_text(summary)
-        self.message(f"{stage}: done in {_duration(self._stage.elapsed(self._now()))}" + (f": {text}" if text else ""))
+        self.message(
+            f"{stage}: done in {_duration(self._stage.elapsed(self._now()))}" + (f": {text}" if text else "")
+        )
         self._live.update("")
 
     def message(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
 
-    def _draw(self, stage: str, step: int, numbers: str, left: float | None) -> None:
+    def _draw(self, stage: str, step: int, numbers: str, eta: str) -> None:
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
         row = Table.grid(padding=(0, 2))
-        eta = "" if left is None else f"ETA {_duration(left)}"
         bar = ProgressBar(total=max(1, self._stage.num_steps), completed=step, width=24)
-        row.add_row(Text(stage, style="bold"), bar, Text(f"{step}/{self._stage.num_steps}"), Text(eta, style="cyan"))
-        self._live.update(Group(row, Text(numbers)))
+        row.add_row(Text(stage, style="bold"), bar, Text(self._stage.of(step)), Text(eta, style="cyan"))
+        self._live.update(Group(row, Text(numbers)), refresh=True)

@@ -15,9 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "tether"
 
 TORCH_FREE = [
-    "tether", "tether.types", "tether.errors", "tether.config", "tether.events", "tether.records", "tether.metrics", "tether.stats",
-    "tether.cli", "tether.progress", "tether.dryrun", "tether.models.fetch", "tether.models.resolve", "tether.report", "tether.collect",
-]  # fmt: skip
+    "tether",
+    *("tether.types", "tether.errors", "tether.config", "tether.events", "tether.records", "tether.metrics"),
+    *("tether.stats", "tether.cli", "tether.progress", "tether.dryrun", "tether.report", "tether.collect"),
+    *("tether.models.fetch", "tether.models.resolve", "tether.rewards.simulated_rater"),
+]
 HEAVY = ("torch", "transformers", "datasets", "pandas", "pyarrow", "scipy", "peft")
 ENGINES = ("ray", "vllm", "torch.distributed")
 
@@ -56,13 +58,19 @@ def test_module_loads_without_torch(module: str):
 
 @pytest.mark.parametrize("module", ["tether", "tether.__main__"])
 def test_import_and_entry_point_load_nothing_of_weight(module: str):
-    assert _loaded_after(module).isdisjoint({*HEAVY, "numpy", "pydantic", "yaml", "rich", "cyclopts", "jinja2", "jaxtyping"})
+    assert _loaded_after(module).isdisjoint(
+        {*HEAVY, "numpy", "pydantic", "yaml", "rich", "cyclopts", "jinja2", "jaxtyping"}
+    )
 
 
 def test_help_loads_neither_configuration_nor_numbers():
-    code = "import sys; from tether.cli import main; main(['run', '--help']); print(chr(10).join(sys.modules))"
+    code = (
+        "import sys; from tether.cli import main; main(['run', '--help']); print(chr(10).join(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert set(done.stdout.split()).isdisjoint({*HEAVY, "numpy", "pydantic", "yaml", "tether.config", "tether.run"})
+    assert set(done.stdout.split()).isdisjoint(
+        {*HEAVY, "numpy", "pydantic", "yaml", "tether.config", "tether.run"}
+    )
 
 
 def test_only_backends_name_engines():

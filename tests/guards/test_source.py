@@ -16,6 +16,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 # A file past 350 lines is split, or its reason stands here.
 LONG_FILES = {
     "config.py": "one place for every setting; half of it is the help text of the settings",
+    "maths/policy_loss.py": "surrogates of nine papers side by side; most lines are formulas and sources",
 }
 FILE_LIMIT = 350
 FUNCTION_LIMIT = 100
@@ -23,8 +24,8 @@ FUNCTION_LIMIT = 100
 # (file, call) that is known and safe, with the reason.
 ALLOWED_CALLS: dict[tuple[str, str], str] = {}
 FORBIDDEN = {
-    "pickle.load", "pickle.loads", "torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "eval", "exec",
-    "os.system", "os.popen", "marshal.loads",
+    "pickle.load", "pickle.loads", "torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "eval",
+    "exec", "os.system", "os.popen", "marshal.loads",
 }  # fmt: skip
 FORBIDDEN_SWITCHES = {"shell", "allow_pickle", "trust_remote_code"}
 
@@ -36,7 +37,9 @@ def _calls(tree: ast.Module) -> Iterator[str]:
             yield from (
                 f"{switch.arg}=True"
                 for switch in node.keywords
-                if switch.arg in FORBIDDEN_SWITCHES and isinstance(switch.value, ast.Constant) and switch.value.value is True
+                if switch.arg in FORBIDDEN_SWITCHES
+                and isinstance(switch.value, ast.Constant)
+                and switch.value.value is True
             )
 
 
@@ -50,13 +53,19 @@ def _name(file: Path) -> str:
 
 def test_nothing_runs_or_unpickles_foreign_code():
     switches = {f"{switch}=True" for switch in FORBIDDEN_SWITCHES}
-    found = {(_name(file), call) for file in SOURCES for call in _calls(ast.parse(file.read_text(encoding="utf-8")))}
+    found = {
+        (_name(file), call)
+        for file in SOURCES
+        for call in _calls(ast.parse(file.read_text(encoding="utf-8")))
+    }
     assert {(file, call) for file, call in found if call in FORBIDDEN | switches} == set(ALLOWED_CALLS)
 
 
 def test_files_are_short_or_say_why_not():
     lengths = {_name(file): len(file.read_text(encoding="utf-8").splitlines()) for file in SOURCES}
-    too_long = {name: length for name, length in lengths.items() if length > FILE_LIMIT and name not in LONG_FILES}
+    too_long = {
+        name: length for name, length in lengths.items() if length > FILE_LIMIT and name not in LONG_FILES
+    }
     assert too_long == {}
 
 
@@ -79,4 +88,6 @@ def test_file_parses_without_a_warning(file: Path):
 
 
 def test_no_file_is_empty_of_purpose():
-    assert [_name(file) for file in SOURCES if not ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))] == []
+    assert [
+        _name(file) for file in SOURCES if not ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    ] == []

@@ -125,8 +125,8 @@ def test_an_impossible_token_is_allowed_unless_it_was_drawn():
     logits = torch.tensor([[[0.0, -math.inf, 0.0]]], requires_grad=True)
     logprobs = maths.token_logprobs(logits, FIRST, LIVE)
     entropy = maths.token_entropy(logits, LIVE)
-    assert float(logprobs) == pytest.approx(-math.log(2))
-    assert float(entropy) == pytest.approx(math.log(2))
+    assert logprobs.item() == pytest.approx(-math.log(2))
+    assert entropy.item() == pytest.approx(math.log(2))
     (logprobs + entropy).sum().backward()
     assert torch.isfinite(logits.grad).all()
     with pytest.raises(maths.NonFiniteError, match="-inf"):
@@ -142,7 +142,7 @@ def test_chunks_change_neither_values_nor_gradients(monkeypatch):
         x = logits.clone().requires_grad_()
         total = maths.token_logprobs(x, tokens, mask, 0.7).sum() + maths.token_entropy(x, mask, 0.7).sum()
         total.backward()
-        return float(total), x.grad
+        return total.item(), x.grad
 
     whole, whole_grad = outcome()
     monkeypatch.setattr(logprobs_module, "CHUNK_ELEMENTS", 12)  # two positions at a time

@@ -6,6 +6,7 @@ import torch
 from tether import maths
 
 NAN = float("nan")
+ENDED = torch.tensor([True])
 
 
 def _all_live(rows: int, columns: int) -> torch.Tensor:

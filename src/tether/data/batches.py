@@ -1,11 +1,12 @@
-"""Batches of token rows. Axes: B sequences, T tokens; rows are right-padded and only attention_mask says what is a pad.
+"""Batches of token rows. Axes: B sequences, T tokens; rows are right-padded and only attention_mask says
+what is a pad.
 
 Column t of every `_BT` tensor speaks of token t; see the token alignment in the architecture notes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -16,7 +17,15 @@ from torch import Tensor
 from tether.errors import DataError
 from tether.text.chat import TokenizedExample
 
-__all__ = ["PairBatch", "PolicyBatch", "TextBatch", "last_live_index", "length_mask", "pad_examples", "pad_values"]
+__all__ = [
+    "PairBatch",
+    "PolicyBatch",
+    "TextBatch",
+    "last_live_index",
+    "length_mask",
+    "pad_examples",
+    "pad_values",
+]
 
 Device = torch.device | str
 
@@ -57,15 +66,20 @@ class TextBatch:
         )
 
     def _take(self, index_B: Tensor, width: int) -> TextBatch:
-        return TextBatch(*(
-            _take(x_BT, index_B, width) for x_BT in (self.token_ids_BT, self.attention_mask_BT, self.response_mask_BT)
-        ))
+        return TextBatch(
+            *(
+                _take(x_BT, index_B, width)
+                for x_BT in (self.token_ids_BT, self.attention_mask_BT, self.response_mask_BT)
+            )
+        )
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PairBatch:
-    """Comparisons: row b of `chosen` is preferred to row b of `rejected` by `margins_B` (score units, 0 when unknown)."""
+    """Comparisons: row b of `chosen` is preferred to row b of `rejected` by `margins_B` (score units, 0 when
+    unknown).
+    """
 
     chosen: TextBatch
     rejected: TextBatch
@@ -97,7 +111,9 @@ class PairBatch:
 @final
 @dataclass(frozen=True, slots=True)
 class PolicyBatch:
-    """What one policy update reads: the sampled ids and, per token, the numbers fixed before the first step (nats)."""
+    """What one policy update reads: the sampled ids and, per token, the numbers fixed before the first step
+    (nats).
+    """
 
     text: TextBatch
     old_logprobs_BT: Float[Tensor, "B T"]
@@ -110,7 +126,9 @@ class PolicyBatch:
     def __post_init__(self) -> None:
         shape = self.text.token_ids_BT.shape
         for x_BT in self._values():
-            assert x_BT is None or x_BT.shape == shape, f"{tuple(x_BT.shape)} against token ids {tuple(shape)}"
+            assert x_BT is None or x_BT.shape == shape, (
+                f"{tuple(x_BT.shape)} against token ids {tuple(shape)}"
+            )
 
     @property
     def num_rows(self) -> int:
@@ -124,18 +142,34 @@ class PolicyBatch:
     def rows(self, indices: Sequence[int]) -> PolicyBatch:
         """Those rows in that order, cut to the longest of them."""
         index_B, width = _selection(self.text, indices)
-        kept = [None if x_BT is None else _take(x_BT, index_B, width) for x_BT in self._values()]
-        return PolicyBatch(self.text._take(index_B, width), *kept)
+        return self._map(self.text._take(index_B, width), lambda x_BT: _take(x_BT, index_B, width))
 
     def to(self, device: Device) -> PolicyBatch:
         """The same batch on a device."""
-        moved = [None if x_BT is None else x_BT.to(device) for x_BT in self._values()]
-        return PolicyBatch(self.text.to(device), *moved)
+        return self._map(self.text.to(device), lambda x_BT: x_BT.to(device))
+
+    def _map(self, text: TextBatch, move: Callable[[Tensor], Tensor]) -> PolicyBatch:
+        def optional(x_BT: Tensor | None) -> Tensor | None:
+            return None if x_BT is None else move(x_BT)
+
+        return PolicyBatch(
+            text=text,
+            old_logprobs_BT=move(self.old_logprobs_BT),
+            ref_logprobs_BT=optional(self.ref_logprobs_BT),
+            sampler_logprobs_BT=move(self.sampler_logprobs_BT),
+            advantages_BT=move(self.advantages_BT),
+            returns_BT=optional(self.returns_BT),
+            old_values_BT=optional(self.old_values_BT),
+        )
 
     def _values(self) -> tuple[Tensor | None, ...]:
         return (
-            self.old_logprobs_BT, self.ref_logprobs_BT, self.sampler_logprobs_BT,
-            self.advantages_BT, self.returns_BT, self.old_values_BT,
+            self.old_logprobs_BT,
+            self.ref_logprobs_BT,
+            self.sampler_logprobs_BT,
+            self.advantages_BT,
+            self.returns_BT,
+            self.old_values_BT,
         )
 
 
@@ -167,10 +201,13 @@ def pad_values(values: Sequence[Sequence[float]], batch: TextBatch) -> Float[Ten
     counts = mask_BT.sum(dim=1).tolist()
     given = [len(row) for row in values]
     if given != counts:
-        bad = next((b for b, (g, c) in enumerate(zip(given, counts, strict=False)) if g != c), min(len(given), len(counts)))
+        bad = next(
+            (b for b, (g, c) in enumerate(zip(given, counts, strict=False)) if g != c),
+            min(len(given), len(counts)),
+        )
         raise DataError(
-            f"expected one value per response token; row {bad + 1} of {len(counts)} is the first that differs "
-            f"(values {given[bad : bad + 1]}, response tokens {counts[bad : bad + 1]})."
+            f"expected one value per response token; row {bad + 1} of {len(counts)} is the first that "
+            f"differs (values {given[bad : bad + 1]}, response tokens {counts[bad : bad + 1]})."
         )
     out_BT = torch.zeros(mask_BT.shape, dtype=torch.float32, device=mask_BT.device)
     flat = [value for row in values for value in row]
@@ -179,7 +216,9 @@ def pad_values(values: Sequence[Sequence[float]], batch: TextBatch) -> Float[Ten
 
 
 def length_mask(lengths: Sequence[int], width: int) -> Bool[Tensor, "B T"]:
-    """True in the first `lengths[b]` columns of row b. Example: [3, 0], width 4 -> [[1, 1, 1, 0], [0, 0, 0, 0]]."""
+    """True in the first `lengths[b]` columns of row b. Example: [3, 0], width 4 -> [[1, 1, 1, 0], [0, 0, 0,
+    0]].
+    """
     if any(not 0 <= length <= width for length in lengths):
         raise DataError(f"lengths must lie between 0 and the width {width}, got {list(lengths)}.")
     lengths_B = torch.tensor(list(lengths), dtype=torch.long)
@@ -194,7 +233,9 @@ def last_live_index(attention_mask_BT: Bool[Tensor, "B T"]) -> Int[Tensor, " B"]
     index_B = _extents_B(attention_mask_BT) - 1
     if bool((index_B < 0).any()):
         bad = [int(row) + 1 for row in (index_B < 0).nonzero().flatten()]
-        raise DataError(f"rows {bad} have no attended token, so they have no last one: leave them out of the batch.")
+        raise DataError(
+            f"rows {bad} have no attended token, so they have no last one: leave them out of the batch."
+        )
     return index_B
 
 

@@ -1,4 +1,6 @@
-"""The position in the data: which items come next, and the state that makes a resumed run see the same ones."""
+"""The position in the data: which items come next, and the state that makes a resumed run see the same
+ones.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _KEYS = ("num_items", "seed", "epoch", "position")
 
 @final
 class Cursor:
-    """Endless indices over N items: every item once per epoch, in an order that is a function of (seed, epoch) alone."""
+    """Endless indices over N items: every item once per epoch, in an order that is a function of (seed,
+    epoch) alone.
+    """
 
     def __init__(self, num_items: int, seed: int) -> None:
         if num_items < 1:
@@ -31,7 +35,10 @@ class Cursor:
         """The cursor that wrote `state`, at the same place."""
         wrong = {key: state.get(key) for key in _KEYS if type(state.get(key)) is not int}
         if wrong or set(state) - set(_KEYS):
-            raise DataError(f"not the state of a data cursor: expected whole numbers {', '.join(_KEYS)}, got {dict(state)}.")
+            raise DataError(
+                f"not the state of a data cursor: expected whole numbers {', '.join(_KEYS)}, got "
+                f"{dict(state)}."
+            )
         cursor = cls(state["num_items"], state["seed"])
         if state["epoch"] < 0 or not 0 <= state["position"] < state["num_items"]:
             raise DataError(f"the state of the data cursor is out of range: {dict(state)}.")
@@ -62,7 +69,12 @@ class Cursor:
 
     def state(self) -> dict[str, int]:
         """Plain numbers for a checkpoint."""
-        return {"num_items": self.num_items, "seed": self.seed, "epoch": self._epoch, "position": self._position}
+        return {
+            "num_items": self.num_items,
+            "seed": self.seed,
+            "epoch": self._epoch,
+            "position": self._position,
+        }
 
     def _move(self, epoch: int, position: int) -> None:
         if epoch != self._epoch:
@@ -71,10 +83,14 @@ class Cursor:
 
 
 def epoch_order(num_items: int, seed: int, epoch: int) -> np.ndarray:
-    """The permutation of one epoch: items sorted by a hash of (seed, epoch, item), the same on every machine and version."""
+    """The permutation of one epoch: items sorted by a hash of (seed, epoch, item), the same on every machine
+    and version.
+    """
     digest = hashlib.blake2b(f"{seed}:{epoch}".encode(), digest_size=8).digest()
     start = np.uint64(int.from_bytes(digest, "little"))
-    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 (splitmix64); distinct inputs give distinct keys
+    with np.errstate(
+        over="ignore"
+    ):  # arithmetic modulo 2**64 (splitmix64); distinct inputs give distinct keys
         keys = start + np.arange(1, num_items + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
@@ -14,7 +15,8 @@ __all__ = ["microbatches", "minibatches"]
 def microbatches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
     """Row indices in groups with rows * longest row <= token_budget, longest first; every index once.
 
-    A row longer than the budget stands alone. The groups depend on the lengths alone. Example: lengths [2, 5, 3], budget 6 ->
+    A row longer than the budget stands alone. The groups depend on the lengths alone. Example: lengths [2,
+    5, 3], budget 6 ->
     [[1], [2, 0]].
     """
     if token_budget < 1:
@@ -31,9 +33,11 @@ def microbatches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
 
 
 def minibatches(num_rows: int, num_minibatches: int, generator: torch.Generator) -> list[list[int]]:
-    """A random order of the rows in `num_minibatches` parts whose sizes differ by at most one; every row once.
+    """A random order of the rows in `num_minibatches` parts whose sizes differ by at most one; every row
+    once.
 
-    No part is empty: with fewer rows than parts there is one part per row. Example: 5 rows, 2 parts -> sizes 3 and 2.
+    No part is empty: with fewer rows than parts there is one part per row. Example: 5 rows, 2 parts -> sizes
+    3 and 2.
     """
     if num_minibatches < 1 or num_rows < 0:
         raise DataError(f"expected at least 1 minibatch and 0 rows, got {num_minibatches} and {num_rows}.")
@@ -43,4 +47,4 @@ def minibatches(num_rows: int, num_minibatches: int, generator: torch.Generator)
     order = torch.randperm(num_rows, generator=generator, device=generator.device).tolist()
     small, longer = divmod(num_rows, parts)
     starts = [part * small + min(part, longer) for part in range(parts + 1)]
-    return [order[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+    return [order[a:b] for a, b in pairwise(starts)]

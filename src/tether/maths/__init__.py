@@ -1,5 +1,6 @@
-"""The papers as functions: tensors in, tensors out. Imports nothing of tether; no logging, devices, models or
-randomness.
+"""The papers as functions: tensors in, tensors out.
+
+Imports torch, jaxtyping and nothing of tether; no logging, no device moves, no models, no hidden randomness.
 """
 
 from .advantages import (
@@ -120,17 +121,13 @@ from .overoptimisation import (
 from .policy_loss import (
     PolicyMeans,
     PolicyStats,
-    SequenceSurrogate,
     Surrogate,
     TetheredSurrogate,
     WeightedSurrogate,
     cispo,
     entropy_bonus,
-    gmpo,
     grpo_loss,
     grpo_loss_ratio_corrected,
-    gspo,
-    gspo_token,
     policy_stats,
     ppo_surrogate,
 )
@@ -172,6 +169,12 @@ from .reward_loss import (
     plackett_luce_nll,
     rao_kupper,
 )
+from .sequence_loss import (
+    SequenceSurrogate,
+    gmpo,
+    gspo,
+    gspo_token,
+)
 from .text_stats import (
     LengthStats,
     NgramStats,
@@ -186,16 +189,15 @@ from .value_loss import (
 )
 
 __all__ = [
-    "CHUNK_ELEMENTS",
-    "FROZEN_BYTES",
-    "TRAINED_BYTES",
     "ActivationKind",
     "AdamEps",
     "Aggregation",
     "BestOfNKL",
+    "CHUNK_ELEMENTS",
     "DynamicSampling",
     "EmptyRows",
     "EpsMode",
+    "FROZEN_BYTES",
     "FilteredLogits",
     "GAEResult",
     "GroupStats",
@@ -221,6 +223,7 @@ __all__ = [
     "SequenceSurrogate",
     "StdKind",
     "Surrogate",
+    "TRAINED_BYTES",
     "TetheredSurrogate",
     "TieProbabilities",
     "ValueLoss",

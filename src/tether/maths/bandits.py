@@ -68,7 +68,7 @@ def length_hack(ref_hazard: float, reward_per_token: float, beta: float) -> Leng
 
     The tilted law is geometric with survival q = (1 - h) exp(alpha / beta): mean 1 / (1 - q), infinite at q
     >= 1, that is beta <= beta_critical = alpha / -log(1 - h). Raises ValueError outside 0 < h < 1, alpha >=
-    0, beta > 0. Example: h .2, alpha .1, beta 1 -> beta_critical .448142, mean 8.628 tokens against 5.
+    0, beta > 0. Example: h .2, alpha .1, beta 1 -> beta_critical .448142, mean 8.631 tokens against 5.
     """
     _check_beta(beta)
     if not 0 < ref_hazard < 1 or reward_per_token < 0:

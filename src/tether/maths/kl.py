@@ -170,7 +170,7 @@ def target_kl_stop(approx_kls: list[float], target: float, factor: float = 1.5) 
 def exp_within_range(log_ratio: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     """exp(log_ratio), clamped only where exp would come near overflow (79.8 in float32); no gradient beyond.
 
-    Count the clamped with `exceeds_exp_range`. Example (float32): [0, 500] -> [1, 4.6e34].
+    Count the clamped with `exceeds_exp_range`. Example (float32): [0, 500] -> [1, 4.8e34].
     """
     return _within_range(log_ratio).exp()
 

@@ -80,7 +80,7 @@ def require_finite(name: str, x_BT: Float[Tensor, "*S"], mask_BT: Bool[Tensor, "
         return
     place = bad.nonzero()[0].tolist()
     column = place[1] if len(place) > 1 else None
-    raise NonFiniteError(name, place[0], column, float(x_BT[tuple(place)]))
+    raise NonFiniteError(name, place[0], column, x_BT[tuple(place)].item())
 
 
 def masked_sum(x_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ._ratio import check_clip, clipped_objective, live_advantages, log_ratio
 from .kl import KLEstimator, exceeds_exp_range, exp_within_range, kl_k3, kl_tokens
 from .masked import full_precision, require_finite, select
-from .returns import broadcast_to_tokens
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,6 @@ class Surrogate:
 
     losses_BT: Float[Tensor, "B T"]
     ratio_BT: Float[Tensor, "B T"]
-
-
-@dataclass(frozen=True)
-class SequenceSurrogate:
-    """As Surrogate, with one coefficient per row: the loss of a row stands at each of its live tokens, so
-    that `seq_mean_token_mean` is the mean over rows. `clipped_B`: the gradient of the row is cut.
-    """
-
-    losses_BT: Float[Tensor, "B T"]
-    ratio_B: Float[Tensor, "B"]
-    clipped_B: Bool[Tensor, "B"]
 
 
 @dataclass(frozen=True)
@@ -135,13 +124,13 @@ def ppo_surrogate(
     may be infinite: the plain policy gradient. Raises NonFiniteError at a live NaN, ValueError for eps < 0 or
     c <= 1. Example: r 1.4, A 2, eps .2 -> loss -2.4, gradient 0; A -2 -> loss 2.8, gradient 2.8.
     """
-    _check_clip(eps_low, eps_high)
+    check_clip(eps_low, eps_high)
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
-    log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
-    advantages_BT = _advantages(advantages_BT, mask_BT)
+    log_ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
+    advantages_BT = live_advantages(advantages_BT, mask_BT)
     ratio_BT = exp_within_range(log_ratio_BT)
-    objective_BT = _clipped(ratio_BT, advantages_BT, eps_low, eps_high)
+    objective_BT = clipped_objective(ratio_BT, advantages_BT, eps_low, eps_high)
     if dual_clip is not None:
         cut_BT = (advantages_BT < 0) & (ratio_BT > dual_clip)
         objective_BT = torch.where(cut_BT, dual_clip * advantages_BT, objective_BT)
@@ -162,23 +151,31 @@ def policy_stats(
     Raises NonFiniteError at a live NaN. Example: one token, log-ratio log 1.4, A 2, eps .2 -> k1 -.336472,
     k3 .063528, clip_high 1.
     """
-    log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, mask_BT).detach()
+    log_ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT, mask_BT).detach()
     live_N = log_ratio_BT[mask_BT]
-    advantages_N = _advantages(advantages_BT, mask_BT)[mask_BT]
+    advantages_N = live_advantages(advantages_BT, mask_BT)[mask_BT]
     ratio_N = exp_within_range(live_N)
     below_N, above_N = ratio_N < 1 - eps_low, ratio_N > 1 + eps_high
     low_N, high_N = below_N & (advantages_N < 0), above_N & (advantages_N > 0)
-    dual_N = (advantages_N < 0) & (ratio_N > (math.inf if dual_clip is None else dual_clip))
-    sums = [
-        -live_N, live_N.square() / 2, kl_k3(torch.zeros_like(live_N), live_N),
-        below_N | above_N, low_N, high_N, low_N | high_N, dual_N, exceeds_exp_range(live_N),
-        ratio_N, ratio_N.square(),
-    ]  # fmt: skip
-    totals = torch.stack([x.double().sum() for x in sums]).tolist()
-    empty = not len(live_N)
-    ratio_min = math.inf if empty else float(ratio_N.min())
-    ratio_max = -math.inf if empty else float(ratio_N.max())
-    return PolicyStats(float(len(live_N)), *totals, ratio_min, ratio_max)
+    sums = {
+        "approx_kl_k1": -live_N,
+        "approx_kl_k2": live_N.square() / 2,
+        "approx_kl_k3": kl_k3(torch.zeros_like(live_N), live_N),
+        "clip_any": below_N | above_N,
+        "clip_low": low_N,
+        "clip_high": high_N,
+        "clip_beneficial": low_N | high_N,
+        "dual_clip": (advantages_N < 0) & (ratio_N > (math.inf if dual_clip is None else dual_clip)),
+        "overflow": exceeds_exp_range(live_N),
+        "ratio_sum": ratio_N,
+        "ratio_sq_sum": ratio_N.double().square(),
+    }
+    totals = torch.stack([x_N.double().sum() for x_N in sums.values()]).tolist()  # one transfer
+    ratio_min, ratio_max = (
+        (float(ratio_N.min()), float(ratio_N.max())) if len(live_N) else (math.inf, -math.inf)
+    )
+    named = dict(zip(sums, totals, strict=True))
+    return PolicyStats(count=float(len(live_N)), ratio_min=ratio_min, ratio_max=ratio_max, **named)
 
 
 def entropy_bonus(
@@ -191,50 +188,6 @@ def entropy_bonus(
     """
     require_finite("entropy", entropy_BT, mask_BT)
     return select(-coef * full_precision(select(entropy_BT, mask_BT)), mask_BT)
-
-
-def gspo(
-    logprobs_BT: Float[Tensor, "B T"],
-    old_logprobs_BT: Float[Tensor, "B T"],
-    advantages_B: Float[Tensor, "B"],
-    mask_BT: Bool[Tensor, "B T"],
-    eps_low: float = 3e-4,
-    eps_high: float = 4e-4,
-) -> SequenceSurrogate:
-    """L_b = -min(s A, clip(s, 1 - eps_low, 1 + eps_high) A), s = exp(mean_t log r_t). GSPO 2507.18071 eq. 5,
-    7.
-
-    Gradient -s A / L_b at every live token. Aggregate with `seq_mean_token_mean`. Raises as `ppo_surrogate`.
-    Example: log-ratios [.1, .3], A 1, eps infinite -> s = exp(.2) = 1.221403, loss -1.221403.
-    """
-    _check_clip(eps_low, eps_high)
-    advantages_B = _row_advantages(advantages_B, mask_BT)
-    ratio_B = _sequence_ratio(_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT), mask_BT)
-    losses_B = -_clipped(ratio_B, advantages_B, eps_low, eps_high)
-    clipped_B = _gradient_cut(ratio_B, advantages_B, eps_low, eps_high) & mask_BT.any(-1)
-    return SequenceSurrogate(broadcast_to_tokens(losses_B, mask_BT), ratio_B.detach(), clipped_B)
-
-
-def gspo_token(
-    logprobs_BT: Float[Tensor, "B T"],
-    old_logprobs_BT: Float[Tensor, "B T"],
-    advantages_BT: Float[Tensor, "B T"],
-    mask_BT: Bool[Tensor, "B T"],
-    eps_low: float = 3e-4,
-    eps_high: float = 4e-4,
-) -> Surrogate:
-    """GSPO with advantages per token: ratio sg[s] pi / sg[pi]. 2507.18071 eq. 13-14.
-
-    Equal to `gspo` in value and gradient where A is constant in a row. Raises as `ppo_surrogate`.
-    Example: log-ratios [.1, .3], A [1, 0], eps infinite -> losses [-1.221403, 0].
-    """
-    _check_clip(eps_low, eps_high)
-    advantages_BT = _advantages(advantages_BT, mask_BT)
-    log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
-    sequence_BT = _sequence_ratio(log_ratio_BT.detach(), mask_BT)[:, None]
-    ratio_BT = sequence_BT * torch.exp(log_ratio_BT - log_ratio_BT.detach())
-    losses_BT = select(-_clipped(ratio_BT, advantages_BT, eps_low, eps_high), mask_BT)
-    return Surrogate(losses_BT, select(ratio_BT, mask_BT).detach())
 
 
 def cispo(
@@ -251,39 +204,13 @@ def cispo(
     No token loses its gradient. eps_high is relative to 1 (TRL's is the absolute cap). Raises as
     `ppo_surrogate`. Example: r 1.4, eps_high .28, A 1, log pi -1 -> weight 1.28, loss 1.28.
     """
-    _check_clip(0.0 if eps_low is None else eps_low, eps_high)
-    advantages_BT = _advantages(advantages_BT, mask_BT)
-    ratio_BT = exp_within_range(_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT).detach())
+    check_clip(0.0 if eps_low is None else eps_low, eps_high)
+    advantages_BT = live_advantages(advantages_BT, mask_BT)
+    ratio_BT = exp_within_range(log_ratio(logprobs_BT, old_logprobs_BT, mask_BT).detach())
     weights_BT = ratio_BT.clamp(min=None if eps_low is None else 1 - eps_low, max=1 + eps_high)
     weights_BT = select(weights_BT, mask_BT)
     losses_BT = -weights_BT * advantages_BT * full_precision(select(logprobs_BT, mask_BT))
     return WeightedSurrogate(select(losses_BT, mask_BT), weights_BT)
-
-
-def gmpo(
-    logprobs_BT: Float[Tensor, "B T"],
-    old_logprobs_BT: Float[Tensor, "B T"],
-    advantages_B: Float[Tensor, "B"],
-    mask_BT: Bool[Tensor, "B T"],
-    log_eps_low: float = 0.4,
-    log_eps_high: float = 0.4,
-) -> SequenceSurrogate:
-    """L_b = -A exp(mean_t c_t), c_t the log-ratio clipped in log space on the side the sign of A asks for.
-
-    GMPO 2507.20673: c = min(d, log_eps_high) for A > 0 and max(d, -log_eps_low) for A < 0. Aggregate with
-    `seq_mean_token_mean`. Raises as `ppo_surrogate`. Example: log-ratios [.1, .9], A 1, bounds .4 ->
-    exp(.25) = 1.284025, loss -1.284025.
-    """
-    _check_clip(log_eps_low, log_eps_high)
-    advantages_B = _row_advantages(advantages_B, mask_BT)
-    log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
-    sign_B1 = torch.sign(advantages_B)[:, None]
-    high_BT = (sign_B1 > 0) & (log_ratio_BT > log_eps_high)
-    low_BT = (sign_B1 < 0) & (log_ratio_BT < -log_eps_low)
-    clipped_BT = torch.where(high_BT, log_eps_high, torch.where(low_BT, -log_eps_low, log_ratio_BT))
-    coef_B = _sequence_ratio(clipped_BT, mask_BT)
-    all_cut_B = ((high_BT | low_BT) | ~mask_BT).all(-1) & mask_BT.any(-1)
-    return SequenceSurrogate(broadcast_to_tokens(-coef_B * advantages_B, mask_BT), coef_B.detach(), all_cut_B)
 
 
 def grpo_loss(
@@ -322,49 +249,9 @@ def grpo_loss_ratio_corrected(
     """`grpo_loss` with r_t kl_t, r differentiable: with k3 the gradient of KL(pi || ref), off policy too.
 
     DeepSeek-V3.2 2512.02556; TRL `use_bias_correction_kl`. Raises as `ppo_surrogate`. Example: r 1.4, A 0,
-    log pi -1, log ref -.5, beta .1 -> 1.4 * .0148721 = .0208209.
+    log pi -1, log ref -.5, beta .1 -> 1.4 * .0148721 = .0208210.
     """
     surrogate = ppo_surrogate(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT, eps_low, eps_high)
-    ratio_BT = exp_within_range(_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT))
+    ratio_BT = exp_within_range(log_ratio(logprobs_BT, old_logprobs_BT, mask_BT))
     kl_BT = select(ratio_BT * kl_tokens(logprobs_BT, ref_logprobs_BT, mask_BT, estimator), mask_BT)
     return TetheredSurrogate(surrogate.losses_BT + beta * kl_BT, surrogate.ratio_BT, kl_BT.detach())
-
-
-def _log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """logprobs - old_logprobs in full precision, 0 at pads; the old side detached; both checked."""
-    require_finite("logprobs", logprobs_BT, mask_BT)
-    require_finite("old_logprobs", old_logprobs_BT, mask_BT)
-    old_BT = select(old_logprobs_BT, mask_BT).detach()
-    return full_precision(select(logprobs_BT, mask_BT)) - full_precision(old_BT)
-
-
-def _advantages(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    require_finite("advantages", advantages_BT, mask_BT)
-    return full_precision(select(advantages_BT, mask_BT)).detach()
-
-
-def _row_advantages(advantages_B: Tensor, mask_BT: Tensor) -> Tensor:
-    return _advantages(advantages_B, mask_BT.any(-1))
-
-
-def _gradient_cut(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> Tensor:
-    return ((advantages > 0) & (ratio > 1 + eps_high)) | ((advantages < 0) & (ratio < 1 - eps_low))
-
-
-def _clipped(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> Tensor:
-    """min(r A, clip(r) A), written as a choice so that a tie keeps the whole gradient."""
-    bound = torch.where(
-        advantages > 0, torch.full_like(ratio, 1 + eps_high), torch.full_like(ratio, 1 - eps_low)
-    )
-    return torch.where(
-        _gradient_cut(ratio, advantages, eps_low, eps_high), bound * advantages, ratio * advantages
-    )
-
-
-def _sequence_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    return exp_within_range(select(log_ratio_BT, mask_BT).sum(-1) / mask_BT.sum(-1).clamp(min=1))
-
-
-def _check_clip(eps_low: float, eps_high: float) -> None:
-    if eps_low < 0 or eps_high < 0:
-        raise ValueError(f"clip widths must not be negative, got {eps_low} and {eps_high}")

@@ -75,7 +75,7 @@ def rao_kupper(
         raise ValueError(f"eta must not be negative, got {eta}")
     gap = full_precision(first_scores) - full_precision(second_scores)
     first, second = torch.sigmoid(gap - eta), torch.sigmoid(-gap - eta)
-    # sigma(a) sigma(b) (exp(2 eta) - 1) = 1 - first - second, without cancellation
+    # 1 - first = sigma(eta - gap), without its cancellation
     return TieProbabilities(first, second, torch.sigmoid(eta - gap) - second)
 
 
@@ -134,7 +134,7 @@ def linear_bt_fit(
 
     A bias cancels in D: its gradient is 0. Raises ValueError for l2 <= 0 (on separable data w would diverge)
     and for data without a row or with NaN, RuntimeError when it does not converge. Example: one pair D [[1]],
-    l2 .25 -> w = 1.000 solves sigma(-w) = .25 w at 1.0586.
+    l2 .25 -> w = 1.042597, where sigma(-w) = .25 w.
     """
     if l2 <= 0 or not len(feature_difference_BF):
         raise ValueError(f"linear_bt_fit needs pairs and l2 > 0 (separable data), got l2 {l2}")
@@ -144,23 +144,24 @@ def linear_bt_fit(
     def objective(w_F: Tensor) -> Tensor:
         return softplus(-d_BF @ w_F).mean() + l2 / 2 * w_F.square().sum()
 
+    def gradient(w_F: Tensor) -> Tensor:
+        return l2 * w_F - (torch.sigmoid(-d_BF @ w_F) @ d_BF) / len(d_BF)
+
     w_F = d_BF.new_zeros(d_BF.shape[1])
+    ridge_FF = l2 * torch.eye(len(w_F), dtype=d_BF.dtype, device=d_BF.device)
     for _ in range(max_steps):
+        if float(gradient(w_F).abs().max()) < 1e-13:
+            break
         p_B = torch.sigmoid(-d_BF @ w_F)
-        gradient_F = l2 * w_F - (p_B @ d_BF) / len(d_BF)
-        if float(gradient_F.abs().max()) < 1e-13:
-            return w_F.to(feature_difference_BF.dtype)
-        curvature_FF = (d_BF.T * (p_B * (1 - p_B))) @ d_BF / len(d_BF) + l2 * torch.eye(len(w_F)).to(d_BF)
-        step_F = torch.linalg.solve(curvature_FF, gradient_F)
+        curvature_FF = (d_BF.T * (p_B * (1 - p_B))) @ d_BF / len(d_BF) + ridge_FF
+        step_F = torch.linalg.solve(curvature_FF, gradient(w_F))
         size, here = 1.0, float(objective(w_F))
         while float(objective(w_F - size * step_F)) > here + 1e-15 and size > 1e-6:
             size /= 2
-        if torch.equal(w_F - size * step_F, w_F):
-            return w_F.to(feature_difference_BF.dtype)
         w_F = w_F - size * step_F
-    if float(gradient_F.abs().max()) < 1e-9:
-        return w_F.to(feature_difference_BF.dtype)
-    raise RuntimeError(f"linear_bt_fit did not converge in {max_steps} steps; scale the features")
+    if float(gradient(w_F).abs().max()) > 1e-9 * max(1.0, float(d_BF.abs().max())):
+        raise RuntimeError(f"linear_bt_fit did not converge in {max_steps} steps; scale the features")
+    return w_F.to(feature_difference_BF.dtype)
 
 
 def pair_metrics(

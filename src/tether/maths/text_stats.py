@@ -22,8 +22,8 @@ class NgramStats:
 
 @dataclass(frozen=True)
 class LengthStats:
-    """Shares of rows that end in an EOS or were cut off, and the mean length in tokens; over `num_rows`
-    non-empty rows.
+    """Shares of rows that end in an EOS or were cut off, and the mean length in tokens; over all
+    `num_rows` rows.
     """
 
     eos_rate: float

@@ -65,6 +65,7 @@ def explained_variance(
     require_finite("returns", returns_BT, mask_BT)
     if not bool(mask_BT.any()):
         return math.nan
+    old_values_BT, returns_BT = old_values_BT.detach(), returns_BT.detach()
     residual_BT = full_precision(select(returns_BT, mask_BT)) - full_precision(select(old_values_BT, mask_BT))
     variance = float(masked_var(returns_BT, mask_BT))
     return 1 - float(masked_var(residual_BT, mask_BT)) / variance if variance > 0 else math.nan

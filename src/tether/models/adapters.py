@@ -33,7 +33,8 @@ class LoraSpec:
 
 
 def add_lora(model: nn.Module, spec: LoraSpec, seed: int, trained: tuple[str, ...] = ()) -> None:
-    """Inject adapters in place and freeze all else but the parameters named in `trained` (a new score head)."""
+    """Inject adapters in place and freeze all else but the parameters named in `trained` (a new score head).
+    Inject adapters in place and freeze all else but the parameters named in `trained` (a new score head)."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -50,7 +51,9 @@ def add_lora(model: nn.Module, spec: LoraSpec, seed: int, trained: tuple[str, ..
         try:
             inject_adapter_in_model(config, model, adapter_name=ADAPTER)
         except ValueError as error:
-            raise ModelError(f"LoRA targets {', '.join(spec.targets)} do not fit this model: {error}") from error
+            raise ModelError(
+                f"LoRA targets {', '.join(spec.targets)} do not fit this model: {error}"
+            ) from error
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name or name in trained)
 
@@ -79,7 +82,8 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of the plain model that computes the same: W + delta under the base names; the model is unchanged."""
+    """The state dict of the plain model that computes the same: W + delta under the base names; the model is
+    unchanged."""
     layers = _layers(model)
     weights = {}
     for name, value in model.state_dict().items():
@@ -93,11 +97,8 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _layers(model: nn.Module) -> dict[str, Any]:
-    return {name: module for name, module in model.named_modules() if f"{name}.lora_A" in _containers(model)}
-
-
-def _containers(model: nn.Module) -> set[str]:
-    return {name for name, _ in model.named_modules() if name.endswith(".lora_A")}
+    """peft's adapted layers by name: those that hold a `lora_A`."""
+    return {name: m for name, m in model.named_modules() if "lora_A" in dict(m.named_children())}
 
 
 def _linear_names(model: nn.Module) -> list[str]:

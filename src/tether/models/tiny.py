@@ -1,4 +1,5 @@
-"""A complete model small enough for tests and demos: made on the spot, deterministic, under a second, no network."""
+"""A complete model small enough for tests and demos: made on the spot, deterministic, under a second, no
+network."""
 
 from __future__ import annotations
 
@@ -11,36 +12,42 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from .fetch import write_manifest
+from .files import save_model
 
 FORMAT = 1  # part of the cached folder's name: raise it when the model below changes
 VOCABULARY = 384
 SPECIALS = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
 PAD, START, END, STOP = range(4)
 TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 CORPUS = (
     "system user assistant you are a helpful assistant and answer the question of the user",
-    "what is the capital of France? the capital of France is Paris. what is the colour of the sky? it is blue.",
-    "say a word that is short, say hello to the world, write a sentence about the sea and the sun and the stars",
-    "yes no please thank you because that this there their which would could should other number one two three four",
+    "what is the capital of France? the capital of France is Paris. what is the colour of the sky? it is "
+    "blue.",
+    "say a word that is short, say hello to the world, write a sentence about the sea and the sun and the "
+    "stars",
+    "yes no please thank you because that this there their which would could should other number one two "
+    "three four",
     "how many? count to ten: 1 2 3 4 5 6 7 8 9 10. the sum of 2 and 3 is 5, and the answer is 5.",
 )
 
 
 def make_tiny(folder: Path | str, seed: int = 0) -> Path:
-    """Write a 2-layer Llama (hidden 64, vocabulary 384, tied head) with a ChatML tokenizer; returns the folder.
+    """Write a 2-layer Llama (hidden 64, vocabulary 384, tied head) with a ChatML tokenizer; returns the
+    folder.
 
-    The pad token is none of the two end tokens (<|im_end|> and <|endoftext|>, both listed in generation_config). The
-    folder appears by one rename; an existing one is replaced.
+    The pad token is none of the two end tokens (<|im_end|> and <|endoftext|>, both listed in
+    generation_config). The folder appears by one rename; an existing one is replaced.
     """
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
         built = Path(scratch) / "model"
-        _model(seed).save_pretrained(built)
-        _tokenizer().save_pretrained(built)
+        model = _model(seed)
+        save_model(model, _tokenizer(), built, model.state_dict())
         write_manifest(built, {"maker": "tether.models.tiny", "format": FORMAT, "seed": seed})
         if target.exists():
             shutil.rmtree(target)

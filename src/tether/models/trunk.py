@@ -21,7 +21,8 @@ Head = Callable[[Tensor], Tensor]
 
 
 class TokenRows(Protocol):
-    """What a model reads of a batch (data.batches.TextBatch has it; models and data do not import each other)."""
+    """What a model reads of a batch (data.batches.TextBatch has it; models and data do not import each
+    other)."""
 
     @property
     def token_ids_BT(self) -> Int[Tensor, "B T"]: ...
@@ -34,7 +35,8 @@ class TokenRows(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """Per live token: its log-probability and, when asked for, the entropy of its distribution (nats, float32)."""
+    """Per live token: its log-probability and, when asked for, the entropy of its distribution (nats,
+    float32)."""
 
     logprobs_N: Tensor
     entropy_N: Tensor | None
@@ -43,8 +45,9 @@ class Selected:
 def model_inputs(batch: TokenRows, device: torch.device) -> dict[str, Tensor]:
     """Keyword arguments for a causal transformer.
 
-    Rows padded on the right need no mask: a live token never looks at a later one, and without a mask attention takes
-    its fast path. Any other mask is passed with the positions it implies. Ids at pads are never looked up.
+    Rows padded on the right need no mask: a live token never looks at a later one, and without a mask
+    attention takes its fast path. Any other mask is passed with the positions it implies. Ids at pads are
+    never looked up.
     """
     mask_BT = batch.attention_mask_BT.to(device)
     ids_BT = torch.where(mask_BT, batch.token_ids_BT.to(device), 0)
@@ -63,7 +66,9 @@ def live_positions(batch: TokenRows, device: torch.device) -> Bool[Tensor, "B T"
     """The response mask on the device. Raises ValueError for a live column 0, which nothing predicts."""
     live_BT = (batch.response_mask_BT & batch.attention_mask_BT).to(device)
     if bool(live_BT[:, :1].any()):
-        raise ValueError("response_mask is True in column 0, but no token precedes it: give each row a prompt token")
+        raise ValueError(
+            "response_mask is True in column 0, but no token precedes it: give each row a prompt token"
+        )
     return live_BT
 
 

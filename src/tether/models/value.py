@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel
 
-from ..errors import MissingHeadError
+from ..errors import MissingHeadError, ModelError
 from . import files
+from .adapters import has_adapters
 from .trunk import TokenRows, before_live, hidden_states, live_positions, spread
 
 if TYPE_CHECKING:
@@ -34,14 +35,16 @@ class ValueHead(StrEnum):
 
 
 class CriticInit(StrEnum):
-    """The head of a critic loaded from a folder: ZERO (new), SAVED (value_head.safetensors, refused when absent)."""
+    """The head of a critic loaded from a folder: ZERO (new), SAVED (value_head.safetensors, refused when
+    absent)."""
 
     ZERO = "zero"
     SAVED = "saved"
 
 
 def zero_head(hidden_size: int, device: torch.device | str = "cpu") -> nn.Linear:
-    """Linear(hidden, 1) in float32 with weight and bias 0: values start at 0, so the first advantages are the returns."""
+    """Linear(hidden, 1) in float32 with weight and bias 0: values start at 0, so the first advantages are the
+    returns."""
     head = nn.Linear(hidden_size, 1, device=device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -86,13 +89,16 @@ class Critic(nn.Module):
         local_files_only: bool = True,
         trust_remote_code: bool = False,
     ) -> Critic:
-        """The trunk of a model folder (a causal or a reward model, or a saved critic) under a head by `init`."""
+        """The trunk of a model folder (a causal or a reward model, or a saved critic) under a head by `init`.
+        The trunk of a model folder (a causal or a reward model, or a saved critic) under a head by `init`."""
         rules = {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
         loaded = files.load_model(AutoModel, str(path), dtype=dtype, **rules)
         files.refuse_missing(str(path), loaded)
         head = zero_head(loaded.model.config.get_text_config().hidden_size)
         if CriticInit(init) is CriticInit.SAVED and not load_head(head, Path(path)):
-            raise MissingHeadError(f"{path} has no {HEAD_FILE}: expected a folder written by Critic.save; or use init zero")
+            raise MissingHeadError(
+                f"{path} has no {HEAD_FILE}: expected a folder written by Critic.save; or use init zero"
+            )
         return cls(loaded.model, head)
 
     @property
@@ -107,9 +113,9 @@ class Critic(nn.Module):
         return spread(head_values(self.value_head, before_live(hidden_BTH, live_BT)), live_BT)
 
     def enable_activation_checkpointing(self) -> None:
-        """Keep one hidden state per layer and recompute the rest in the backward pass."""
-        self.trunk.gradient_checkpointing_enable({"use_reentrant": False})
-        self.trunk.train()
+        """Keep one hidden state per layer and recompute the rest in the backward pass; puts the model in
+        train mode."""
+        files.checkpoint_activations(self.trunk)
 
     def save(self, folder: Path | str) -> None:
         """Trunk as safetensors, head beside it. Read back with `init="saved"`."""
@@ -121,11 +127,13 @@ class Critic(nn.Module):
 
 
 def critic_from_reward_model(reward_model: RewardModel) -> Critic:
-    """A critic that starts as a copy of the reward model: trunk, score weights, and the score offset as the bias.
+    """A critic that starts as a copy of the reward model: trunk, score weights, and the score offset as the
+    bias.
 
     At the last token of an answer its value is then the (offset) score of the answer.
     """
-    from .adapters import merged_copy  # noqa: F401
+    if has_adapters(reward_model.model):
+        raise ModelError("this reward model holds adapters: save it (which merges them) and load it again")
     trunk = copy.deepcopy(reward_model.trunk)
     trunk.requires_grad_(True)
     head = zero_head(reward_model.head.in_features, reward_model.device)

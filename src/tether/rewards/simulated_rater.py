@@ -1,4 +1,5 @@
-"""Plainspoken v1: a simulated rater. It is a written rule with stated noise, not a person, and nobody should be told otherwise.
+"""Plainspoken v1: a simulated rater. It is a written rule with stated noise, not a person, and nobody should
+be told otherwise.
 
 **The rule** (``noiseless``) gives an answer 0 to 10 points:
 
@@ -9,10 +10,10 @@ so half of the points need both: to finish, and to speak of the question.
 
 | part | 1 when | otherwise |
 |---|---|---|
-| finished | the engine did not cut the answer and it ends with . ! or ? | 0 when cut, or when it trails off; 0.4 when it ended without a full stop |
+| finished | the engine did not cut it, and it ends with . ! or ? | 0 cut or trailing off; 0.4 without a full stop |
 | brevity | 8 to 30 words | half a cosine wave down to 0 at 0 words and at 60 words |
-| topic | at least half of the question's content words occur in the answer (crude stems) | their share / half |
-| substance | at least 5 content words that are not in the question | their number / 5 (an echo of the question gets 0) |
+| topic | at least half of the question's content words occur in it (crude stems) | their share / half |
+| substance | at least 5 content words that are not in the question | their number / 5 (an echo: 0) |
 | fresh | no word trigram occurs twice | (1 - repeated share)^2 |
 | opening | the answer starts with its matter | 0.6 after "Sure", "Certainly", "As an AI", ... |
 
@@ -20,11 +21,12 @@ so half of the points need both: to finish, and to speak of the question.
 
     P(A) = (1 - f) * sigma(d / T) + f * (1 - sigma(d / T)),   d = points(A) - points(B),
 
-T = 1 point and f = 0.05 unless stated otherwise (Bradley-Terry with a flip rate). The draw is a function of (seed, question, the
-two answers) alone, whichever is named first.
+T = 1 point and f = 0.05 unless stated otherwise (Bradley-Terry with a flip rate). The draw is a function of
+(seed, question, the two answers) alone, whichever is named first.
 
-**What it cannot see**: whether an answer is true, useful or grammatical. Fluent nonsense about the topic scores like an answer.
-The rule is written for English. Its noiseless score serves as an independent evaluation; training on it is refused by the config.
+**What it cannot see**: whether an answer is true, useful or grammatical. Fluent nonsense about the topic
+scores like an answer. The rule is written for English. Its noiseless score serves as an independent
+evaluation; training on it is refused by the config.
 """
 
 from __future__ import annotations
@@ -38,8 +40,17 @@ from math import ceil, cos, exp, pi
 from tether.rewards.words import content_words, count_words, repeated_share, split_words
 from tether.types import Rollout, Score
 
-__all__ = ["MAX_POINTS", "RATER_NAME", "Choice", "PlainspokenPart", "RaterScore", "RaterSettings", "choose", "noiseless",
-           "preference_probability"]
+__all__ = [
+    "MAX_POINTS",
+    "RATER_NAME",
+    "Choice",
+    "PlainspokenPart",
+    "RaterScore",
+    "RaterSettings",
+    "choose",
+    "noiseless",
+    "preference_probability",
+]
 
 RATER_NAME = "Plainspoken v1 (simulated, not a person)"
 """Written into every comparison that this rater made."""
@@ -53,10 +64,14 @@ _FILLER_FACTOR = 0.6
 _MAX_CHARS = 20_000  # only so much of an answer is looked at; more than 60 words score 0 anyway
 
 _FULL_STOP = re.compile(r"[.!?][\"'”’)\]*]*$")
-_TRAILS_OFF = re.compile(r"(\.\.|…|(^|\n)[ \t]*\(?[0-9]{1,2}[.)])[\"'”’)\]*]*$")  # "and so on ...", or a list that stops after "3."
+_TRAILS_OFF = re.compile(
+    r"(\.\.|…|(^|\n)[ \t]*\(?[0-9]{1,2}[.)])[\"'”’)\]*]*$"
+)  # "and so on ...", or a list that stops after "3."
 _FILLER = re.compile(
-    r"^\W*(sure|certainly|of course|absolutely|definitely|great question|good question|what a (great|good) question"
-    r"|as an ai|as a (large )?language model|i am an ai|i'm an ai|i'd be (happy|glad)|i would be (happy|glad)|i'm (happy|glad)"
+    r"^\W*(sure|certainly|of course|absolutely|definitely|great question|good question"
+    r"|what a (great|good) question"
+    r"|as an ai|as a (large )?language model|i am an ai|i'm an ai|i'd be (happy|glad)"
+    r"|i would be (happy|glad)|i'm (happy|glad)"
     r"|thank you for|thanks for)\b",
     re.IGNORECASE,
 )
@@ -76,8 +91,14 @@ class RaterScore:
 
     def parts(self) -> dict[str, float]:
         """The factors by name, for the log."""
-        return {"finished": self.finished, "brevity": self.brevity, "topic": self.topic, "substance": self.substance,
-                "fresh": self.fresh, "opening": self.opening}
+        return {
+            "finished": self.finished,
+            "brevity": self.brevity,
+            "topic": self.topic,
+            "substance": self.substance,
+            "fresh": self.fresh,
+            "opening": self.opening,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +118,9 @@ class RaterSettings:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One judged pair: which answer won, the probability that the first one had, and both noiseless scores in points."""
+    """One judged pair: which answer won, the probability that the first one had, and both noiseless scores in
+    points.
+    """
 
     first_wins: bool
     probability_first: float
@@ -106,9 +129,11 @@ class Choice:
 
 
 def noiseless(question: str, answer: str, finished: bool) -> RaterScore:
-    """Points of ``answer`` by the written rule. ``finished`` is the engine's word: False when the token budget cut the answer.
+    """Points of ``answer`` by the written rule. ``finished`` is the engine's word: False when the token
+    budget cut the answer.
 
-    >>> noiseless("How do I boil an egg?", "Simmer the egg in boiling water for nine minutes, then cool and peel it.", True).points
+    >>> answer = "Simmer the egg in boiling water for nine minutes, then cool it and peel it."
+    >>> noiseless("How do I boil an egg?", answer, True).points
     10.0
     >>> noiseless("How do I boil an egg?", "", True).points
     0.0
@@ -126,7 +151,9 @@ def noiseless(question: str, answer: str, finished: bool) -> RaterScore:
     }
     done, relevant = parts["finished"], parts["topic"] * parts["substance"]
     matter = 0.25 * done + 0.25 * relevant + 0.5 * done * relevant
-    return RaterScore(points=MAX_POINTS * parts["brevity"] * parts["fresh"] * parts["opening"] * matter, **parts)
+    return RaterScore(
+        points=MAX_POINTS * parts["brevity"] * parts["fresh"] * parts["opening"] * matter, **parts
+    )
 
 
 def preference_probability(points_difference: float, settings: RaterSettings) -> float:
@@ -136,9 +163,18 @@ def preference_probability(points_difference: float, settings: RaterSettings) ->
     return (1.0 - settings.flip_rate) * agreed + settings.flip_rate * (1.0 - agreed)
 
 
-def choose(question: str, first: str, second: str, *, first_finished: bool, second_finished: bool,
-           settings: RaterSettings) -> Choice:
-    """The rater's noisy choice between two answers; swapping the answers swaps the result and changes nothing else."""
+def choose(
+    question: str,
+    first: str,
+    second: str,
+    *,
+    first_finished: bool,
+    second_finished: bool,
+    settings: RaterSettings,
+) -> Choice:
+    """The rater's noisy choice between two answers; swapping the answers swaps the result and changes nothing
+    else.
+    """
     if (first, first_finished) == (second, second_finished):
         raise ValueError("the two answers are the same: there is nothing to choose")
     first_points = noiseless(question, first, first_finished).points
@@ -147,12 +183,19 @@ def choose(question: str, first: str, second: str, *, first_finished: bool, seco
     one, other = f"{first_finished:d}{first}", f"{second_finished:d}{second}"
     uniform = _uniform(str(settings.seed), question, *sorted((one, other)))
     first_wins = uniform < probability if one < other else uniform >= 1.0 - probability
-    return Choice(first_wins=first_wins, probability_first=probability, first_points=first_points, second_points=second_points)
+    return Choice(
+        first_wins=first_wins,
+        probability_first=probability,
+        first_points=first_points,
+        second_points=second_points,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class PlainspokenPart:
-    """The noiseless rule as a reward part, 0 to 10 points. For evaluation only: the reward model learns from its noisy choices."""
+    """The noiseless rule as a reward part, 0 to 10 points. For evaluation only: the reward model learns from
+    its noisy choices.
+    """
 
     name: str = "plainspoken"
 
@@ -176,7 +219,9 @@ def _brevity(num_words: int) -> float:
 
 
 def _uniform(*parts: str) -> float:
-    """A number in [0, 1) that is a function of the parts alone (blake2b; lengths are hashed too, so that parts cannot run together)."""
+    """A number in [0, 1) that is a function of the parts alone (blake2b; lengths are hashed too, so that
+    parts cannot run together).
+    """
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")

@@ -37,9 +37,10 @@ def draw(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, "R"], sampli
     Example: logits log [.25, .75], temperature 1: u .2 -> token 0, -1.386294; u .3 -> token 1, -.287682.
     """
     logits_RV = logits_RV.float()
+    best_R = logits_RV.max(-1)
+    certain_R = torch.where(best_R.values.isfinite(), 0.0, torch.nan)
     if sampling.greedy:
-        best_R = logits_RV.max(-1)
-        return Drawn(best_R.indices, torch.where(best_R.values.isfinite(), 0.0, torch.nan))
+        return Drawn(best_R.indices, certain_R)
     if sampling.truncated:
         logits_RV, scale = _filtered(logits_RV, sampling), 1.0
     else:
@@ -48,7 +49,7 @@ def draw(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, "R"], sampli
     weights_RV = logits_RV.sub(top_R1).mul_(scale).exp_()  # in [0, 1], 1 at the largest
     tokens_R, total_R = _search(weights_RV, uniforms_R)
     chosen_R = (logits_RV.gather(-1, tokens_R[:, None]) - top_R1)[:, 0] * scale
-    return Drawn(tokens_R, (chosen_R - total_R.log()).float())
+    return Drawn(tokens_R, (chosen_R - total_R.log()).float() + certain_R)
 
 
 def _search(weights_RV: Tensor, uniforms_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,7 +65,8 @@ def _search(weights_RV: Tensor, uniforms_R: Tensor) -> tuple[Tensor, Tensor]:
     block_R = _first_above(cdf_RN, target_R)
     before_R = torch.where(block_R > 0, cdf_RN.gather(-1, (block_R - 1).clamp_min(0)[:, None])[:, 0], 0.0)
     inner_RB = blocks_RNB[torch.arange(num_rows, device=block_R.device), block_R].double().cumsum(-1)
-    return block_R * BLOCK + _first_above(inner_RB, target_R - before_R), total_R
+    tokens_R = block_R * BLOCK + _first_above(inner_RB, target_R - before_R)
+    return tokens_R.clamp_max(vocabulary - 1), total_R  # only rows of NaN run past the end
 
 
 def _first_above(cdf_RN: Tensor, target_R: Tensor) -> Tensor:
@@ -103,7 +105,7 @@ def _filtered_by_candidates(logits_RV: Tensor, sampling: Sampling) -> Tensor | N
     else:
         log_total_R1 = (logits_RV / sampling.temperature).logsumexp(-1, keepdim=True)
     probs_RC = (scaled_RC - log_total_R1).exp()
-    mass_before_RC = probs_RC.cumsum(-1) - probs_RC
+    mass_before_RC = torch.nn.functional.pad(probs_RC.cumsum(-1)[:, :-1], (1, 0))
     if sampling.top_p < 1:
         if not bool((mass_before_RC[:, -1] >= sampling.top_p).all()) and sampling.top_k == 0:
             return None

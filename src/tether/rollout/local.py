@@ -211,9 +211,8 @@ def _batches_of_rows(requests: Sequence[Request], max_rows: int) -> Iterator[lis
     take places as they come free)."""
     size = max(1, max_rows // 4)
     for request in requests:
-        rows = [_Row(request, index) for index in range(request.num_samples)]
-        parts = [rows] if len(rows) <= size else [rows[i : i + size] for i in range(0, len(rows), size)]
-        yield from parts
+        for first in range(0, request.num_samples, size):
+            yield [_Row(request, i) for i in range(first, min(first + size, request.num_samples))]
 
 
 def _admit(waiting: deque[list[_Row]], free: int, session: _Session, *, alone: bool) -> list[list[_Row]]:
@@ -226,6 +225,10 @@ def _admit(waiting: deque[list[_Row]], free: int, session: _Session, *, alone: b
         too_many = bool(taken) and tokens > PREFILL_TOKENS
         if too_many or not session.may_join(taken[0] if taken else batch, batch, alone=alone):
             break
-        taken.append(waiting.popleft())
+        waiting.popleft()
         free -= len(batch)
+        if taken and taken[-1][0].request is batch[0].request:
+            taken[-1].extend(batch)
+        else:
+            taken.append(batch)
     return taken

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-__all__ = ["PlainDecoder"]
+__all__ = ["PlainDecoder", "position_limit"]
 
 
 class PlainDecoder:

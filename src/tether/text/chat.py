@@ -1,6 +1,7 @@
 """Prompts and answers to token ids, by one rule for SFT, scoring and sampling.
 
-The rule: ids of an answer = ids(prompt with generation header) + ids(content) + end token. What a model sampled is kept as the
+The rule: ids of an answer = ids(prompt with generation header) + ids(content) + end token. What a model
+sampled is kept as the
 ids it drew (`sampled_example`), never decoded and encoded again: the same text can have several encodings.
 """
 
@@ -25,7 +26,9 @@ Text = str | Sequence[Message]
 
 @dataclass(frozen=True, slots=True)
 class TokenizedExample:
-    """Token ids of a prompt and its answer; `response_mask` is True exactly where the policy produced the token."""
+    """Token ids of a prompt and its answer; `response_mask` is True exactly where the policy produced the
+    token.
+    """
 
     token_ids: tuple[int, ...]
     response_mask: tuple[bool, ...]
@@ -49,7 +52,9 @@ class TokenizedExample:
 
 
 def sampled_example(prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> TokenizedExample:
-    """Exactly the ids that were read and drawn. Example: [5, 6], [7, 2] -> ids (5, 6, 7, 2), mask (F, F, T, T)."""
+    """Exactly the ids that were read and drawn. Example: [5, 6], [7, 2] -> ids (5, 6, 7, 2), mask (F, F, T,
+    T).
+    """
     return TokenizedExample(
         token_ids=(*prompt_ids, *completion_ids),
         response_mask=(*[False] * len(prompt_ids), *[True] * len(completion_ids)),
@@ -59,7 +64,8 @@ def sampled_example(prompt_ids: Sequence[int], completion_ids: Sequence[int]) ->
 def answer_length(token_ids: Sequence[int], eos_ids: Sequence[int]) -> int:
     """Tokens up to and including the first end token, all of them when there is none.
 
-    For engines that return rows filled up with pads. Example: [9, 32007, 0, 0] with ends {32007, 32000} -> 2. Whether an answer
+    For engines that return rows filled up with pads. Example: [9, 32007, 0, 0] with ends {32007, 32000} ->
+    2. Whether an answer
     was cut is the engine's stop reason, never derived from this.
     """
     ends = frozenset(eos_ids)
@@ -70,8 +76,10 @@ def answer_length(token_ids: Sequence[int], eos_ids: Sequence[int]) -> int:
 class ChatFormat:
     """How texts become ids for one tokenizer and its template, and which ids end an answer.
 
-    `eos_ids`: every end token: of the tokenizer, of the generation config, of `eos_ids`, and the one that the template writes
-    after an assistant turn. `pad_id` is filler only: attention masks alone say what is a pad. `fingerprint` changes with the
+    `eos_ids`: every end token: of the tokenizer, of the generation config, of `eos_ids`, and the one that
+    the template writes
+    after an assistant turn. `pad_id` is filler only: attention masks alone say what is a pad. `fingerprint`
+    changes with the
     template and the special tokens.
     """
 
@@ -84,21 +92,24 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self._prefix = _prefix_ids(tokenizer)
         self._turn_end, self._template_problem = self._probe_template()
-        ends = {*(eos_ids or ()), *_id_list(tokenizer.eos_token_id)}
+        eos_id, filler_id = _single_id(tokenizer.eos_token_id), _single_id(tokenizer.pad_token_id)
+        ends = {*(eos_ids or ())} if eos_id is None else {*(eos_ids or ()), eos_id}
         ends |= set(_id_list(generation_config.eos_token_id)) if generation_config is not None else set()
         ends |= {self._turn_end[0]} if self._turn_end else set()
         if not ends:
             raise ModelError(
-                "no end token: the tokenizer has no eos_token and the generation config no eos_token_id, so an answer could "
-                "never end. Set tokenizer.eos_token or pass eos_ids."
+                "no end token: the tokenizer has no eos_token and the generation config no eos_token_id, "
+                "so an answer could never end. Set tokenizer.eos_token or pass eos_ids."
             )
         self.eos_ids: tuple[int, ...] = tuple(sorted(ends))
-        self._plain_end: int = self.eos_ids[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
-        self.pad_id: int = self._plain_end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self._plain_end: int = self.eos_ids[0] if eos_id is None else eos_id
+        self.pad_id: int = self._plain_end if filler_id is None else filler_id
         self.fingerprint: str = _fingerprint(tokenizer)
 
     def prompt_text(self, prompt: Text) -> str:
-        """The prompt as the model reads it: a plain string as is, a conversation with the header of the answer to come."""
+        """The prompt as the model reads it: a plain string as is, a conversation with the header of the
+        answer to come.
+        """
         return prompt if isinstance(prompt, str) else self._render(prompt, header=True)
 
     def prompt_ids(self, text: Text) -> list[int]:
@@ -108,13 +119,16 @@ class ChatFormat:
             ids = ids[size:]
         ids = [*self._prefix, *ids]
         if not ids:
-            raise DataError("the prompt is empty and the tokenizer adds no beginning token: give a prompt with text.")
+            raise DataError(
+                "the prompt is empty and the tokenizer adds no beginning token: give a prompt with text."
+            )
         return ids
 
     def example(self, prompt: Text, completion: Text) -> TokenizedExample:
         """Prompt and answer as one sequence; assistant turns are trained, their end token included.
 
-        A plain prompt takes a plain completion, which ends in one end token. A conversation takes turns that begin and end with
+        A plain prompt takes a plain completion, which ends in one end token. A conversation takes turns that
+        begin and end with
         the assistant, or a string: one assistant turn.
         """
         if isinstance(prompt, str):
@@ -131,10 +145,11 @@ class ChatFormat:
     def next_prompt_ids(
         self, conversation: Sequence[Message], token_ids: Sequence[int], turns: Sequence[Message]
     ) -> list[int]:
-        """Ids of the next request of a conversation: `token_ids` unchanged, then `turns` and the header of the next answer.
+        """Ids of the next request of a conversation: `token_ids` unchanged, then `turns` and the header of
+        the next answer.
 
-        `conversation` ends with the assistant turn just sampled; `token_ids` are its exact ids so far, prompt and answer. An
-        answer that was cut gets its end token.
+        `conversation` ends with the assistant turn just sampled; `token_ids` are its exact ids so far,
+        prompt and answer. An answer that was cut gets its end token.
         """
         end_id, end_text = self._require_turn_end()
         earlier, stand_in = list(conversation[:-1]), Message("assistant", "b")
@@ -144,8 +159,12 @@ class ChatFormat:
         return [*token_ids, *closing, *self._encode(gap)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids without special tokens; for readers and reward rules, never to be encoded for training."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        """Text of ids without special tokens; for readers and reward rules, never to be encoded for
+        training.
+        """
+        return str(
+            self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
 
     def _conversation(self, prompt: tuple[Message, ...], turns: tuple[Message, ...]) -> TokenizedExample:
         end_id, end_text = self._require_turn_end()
@@ -167,16 +186,19 @@ class ChatFormat:
         return TokenizedExample(tuple(ids), tuple(mask))
 
     def _content_as_rendered(self, opened: str, history: list[Message], turn: Message) -> str:
-        """The content of an assistant turn as the template writes it: verbatim, or without outer white space."""
+        """The content of an assistant turn as the template writes it: verbatim, or without outer white
+        space.
+        """
         _, end_text = self._require_turn_end()
         closed = self._render([*history, turn], header=False)
         for content in (turn.content, turn.content.strip()):
             if closed.startswith(opened + content + end_text):
                 return content
         raise DataError(
-            "the chat template does not write an answer as header + content + end token "
-            f"(expected {_short(opened[-30:] + turn.content + end_text)}, it writes {_short(closed[len(opened) - 30:])}), so "
-            "trained and sampled ids would differ. Use a template without thinking blocks or rewriting, or plain strings."
+            "the chat template does not write an answer as header + content + end token (expected "
+            f"{_short(opened[-30:] + turn.content + end_text)}, it writes "
+            f"{_short(closed[max(0, len(opened) - 30) :])}), so trained and sampled ids would differ. Use a "
+            "template without thinking blocks or rewriting, or plain strings."
         )
 
     def _answer_ids(self, content: str) -> list[int]:
@@ -187,30 +209,38 @@ class ChatFormat:
         inside = next((token for token in ids if token in self.eos_ids or token in self._prefix), None)
         if inside is not None:
             raise DataError(
-                f"the answer holds the text of the special token {self.tokenizer.convert_ids_to_tokens(inside)!r} before its end, "
-                "where a sampled answer would have stopped or begun: remove that text."
+                "the answer holds the text of the special token "
+                f"{self.tokenizer.convert_ids_to_tokens(inside)!r} before its end, where a sampled answer "
+                "would have stopped or begun: remove that text."
             )
         return ids
 
     def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) if text else []
+        return (
+            list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) if text else []
+        )
 
     def _render(self, messages: Sequence[Message], *, header: bool) -> str:
         from jinja2 import TemplateError
 
         if self.tokenizer.chat_template is None:
             raise DataError(
-                "the data holds conversations but the tokenizer has no chat template: use a chat (instruct) model, set "
-                "tokenizer.chat_template, or write prompts and answers as plain strings."
+                "the data holds conversations but the tokenizer has no chat template: use a chat "
+                "(instruct) model, set tokenizer.chat_template, or write prompts and answers as plain "
+                "strings."
             )
         if not messages:
             raise DataError("a conversation without messages: expected at least one.")
         turns = [{"role": m.role, "content": m.content} for m in messages]
         try:
-            text: Any = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=header)
+            text: Any = self.tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=header
+            )
         except (TemplateError, TypeError, ValueError) as error:
             roles = ", ".join(m.role for m in messages)
-            raise DataError(f"the chat template refuses a conversation with roles {roles}: {error}") from error
+            raise DataError(
+                f"the chat template refuses a conversation with roles {roles}: {error}"
+            ) from error
         return text
 
     def _require_turn_end(self) -> tuple[int, str]:
@@ -229,16 +259,16 @@ class ChatFormat:
         if not closed.startswith(opened + "b"):
             return None, (
                 "the chat template does not write an answer right after the generation header (header "
-                f"{_short(opened[-40:])}, full text {_short(closed[-60:])}), so trained and sampled ids would differ. "
-                "Use another template, or plain strings."
+                f"{_short(opened[-40:])}, full text {_short(closed[-60:])}), so trained and sampled ids "
+                "would differ. Use another template, or plain strings."
             )
         rest = closed[len(opened) + 1 :]
         first = self._encode(rest)[:1]
         token = str(self.tokenizer.convert_ids_to_tokens(first[0])) if first else ""
         if not first or not rest.startswith(token) or not _is_special(self.tokenizer, first[0]):
             return None, (
-                f"the chat template writes no end token after an answer (it writes {_short(rest)}), so the model would never "
-                "learn to stop. End assistant turns with {{ eos_token }} in the template."
+                f"the chat template writes no end token after an answer (it writes {_short(rest)}), so the "
+                "model would never learn to stop. End assistant turns with {{ eos_token }} in the template."
             )
         return (first[0], token), ""
 
@@ -253,7 +283,13 @@ def _prefix_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     bare = list(tokenizer("a", add_special_tokens=False)["input_ids"])
     full = list(tokenizer("a")["input_ids"])
     starts = (at for at in range(len(full) - len(bare) + 1) if full[at : at + len(bare)] == bare)
-    return full[: next(starts, 0)] if bare else []
+    if not bare:  # a toy vocabulary without that letter
+        return [token for token in full if token == tokenizer.bos_token_id][:1]
+    return full[: next(starts, 0)]
+
+
+def _single_id(token_id: object) -> int | None:
+    return token_id if isinstance(token_id, int) else None
 
 
 def _id_list(ids: int | Sequence[int] | None) -> Sequence[int]:
@@ -276,8 +312,9 @@ def _rest(text: str, seen: str) -> str:
     """What `text` adds after `seen`; a template that rewrites earlier turns is refused."""
     if not text.startswith(seen):
         raise DataError(
-            "the chat template rewrites earlier turns when later ones follow, so a conversation of several answers has no single "
-            "sequence of ids. Use demonstrations with one assistant turn, or a template that only appends."
+            "the chat template rewrites earlier turns when later ones follow, so a conversation of several "
+            "answers has no single sequence of ids. Use demonstrations with one assistant turn, or a "
+            "template that only appends."
         )
     return text[len(seen) :]
 

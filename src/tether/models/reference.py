@@ -1,0 +1,56 @@
+"""The frozen reference that the policy is tethered to: a copy, or the policy itself with its adapters off."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import ModelError
+from .adapters import adapters_off, has_adapters
+from .policy import Policy
+from .trunk import TokenRows
+
+
+class _Kind(StrEnum):
+    COPY = "copy"
+    ADAPTER_OFF = "adapter_off"
+
+
+@final
+class Reference:
+    """Log-probabilities that training never moves. Not a module: its weights belong to no optimiser and no
+    checkpoint."""
+
+    def __init__(self, policy: Policy, kind: _Kind) -> None:
+        self._policy = policy
+        self._kind = kind
+
+    @classmethod
+    def frozen_copy(cls, policy: Policy) -> Reference:
+        """A copy of the policy as it is now (adapters as they are, too), with no gradient."""
+        shared = {id(part): part for part in (policy.tokenizer, policy.format)}
+        twin = copy.deepcopy(policy, shared)
+        return cls(twin.requires_grad_(False).eval(), _Kind.COPY)
+
+    @classmethod
+    def adapter_off(cls, policy: Policy) -> Reference:
+        """The base model under the policy's adapters: no second copy in memory. Raises ModelError without
+        adapters."""
+        if not has_adapters(policy.model):
+            raise ModelError("this policy has no adapters to switch off: use Reference.frozen_copy")
+        return cls(policy, _Kind.ADAPTER_OFF)
+
+    @torch.no_grad()
+    def logprobs(self, batch: TokenRows, temperature: float) -> Float[Tensor, "B T"]:
+        """log pi_ref(token t | tokens < t) at live tokens, float32 nats, 0 elsewhere; no graph."""
+        off: AbstractContextManager[None] = nullcontext()
+        if self._kind is _Kind.ADAPTER_OFF:
+            off = adapters_off(self._policy.model)
+        with off:
+            return self._policy.forward_response(batch, temperature).logprobs_BT

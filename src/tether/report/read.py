@@ -1,0 +1,351 @@
+"""The files of a run folder as frozen records, however far the run came.
+
+A report is most wanted when something went wrong, so nothing here raises for a missing or damaged file: what
+cannot be read is absent from the record and named in ``problems``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tether.errors import RunError
+
+__all__ = ["EvaluationRecord", "GainRecord", "PolicyRecord", "RunRecord", "Sample", "StageRecord", "read_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answer as it was logged. ``score`` is the reward in training and the independent score in
+    evaluation; NaN: unscored.
+    """
+
+    prompt: str
+    completion: str
+    score: float
+    stop_reason: str
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecord:
+    """One stage: its curves (metric -> points (step, value)), texts and closing summary. ``done``: its
+    stage.json is there.
+    """
+
+    name: str
+    num_steps: int
+    curves: Mapping[str, tuple[tuple[int, float], ...]]
+    samples: tuple[Sample, ...]
+    summary: Mapping[str, Any]
+    done: bool
+
+    def last(self, metric: str) -> float:
+        """The last value of a curve; NaN where it was never logged."""
+        points = self.curves.get(metric, ())
+        return points[-1][1] if points else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRecord:
+    """What held-out prompts said of one policy; NaN where a number is missing. KL in nats, lengths in
+    tokens.
+    """
+
+    name: str
+    score: str
+    mean: float
+    low: float
+    high: float
+    num_prompts: int
+    samples_per_prompt: int
+    confidence: float
+    response_length: float
+    truncated_share: float
+    kl_token: float
+    kl_sequence: float
+    components: Mapping[str, float]
+    proxies: Mapping[str, float]
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GainRecord:
+    """Mean paired difference after - before with its interval."""
+
+    before: str
+    after: str
+    difference: float
+    low: float
+    high: float
+    confidence: float
+    num_prompts: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        """True when the whole interval lies on one side of zero."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRecord:
+    """Every policy on the same held-out prompts, the start first."""
+
+    prompts_sha256: str
+    policies: tuple[PolicyRecord, ...]
+    gains: tuple[GainRecord, ...]
+
+    def gain_of(self, name: str) -> GainRecord | None:
+        """The gain of policy ``name`` over the start."""
+        return next((gain for gain in self.gains if gain.after == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run folder. ``state``: finished, interrupted or unfinished. ``messages``: what the run said while it
+    worked.
+    """
+
+    folder: Path
+    name: str
+    state: str
+    started: str
+    ended: str
+    config: Mapping[str, Any]
+    config_text: str
+    config_sha256: str
+    environment: Mapping[str, Any]
+    stages: tuple[StageRecord, ...]
+    evaluation: EvaluationRecord | None
+    messages: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    def stage(self, name: str) -> StageRecord | None:
+        """The stage of that name."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+    @property
+    def rl_stages(self) -> tuple[StageRecord, ...]:
+        """The online stages, in the order they ran."""
+        return tuple(stage for stage in self.stages if stage.name.startswith("rl."))
+
+
+@dataclass
+class _Draft:
+    """A stage while its events are read. State: what was seen since it last started."""
+
+    num_steps: int = 0
+    metrics: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    samples: dict[int, Sequence[Any]] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_run(folder: str | Path) -> RunRecord:
+    """Everything a run folder holds. Raises RunError where there is neither a configuration nor a log: that
+    is no run.
+    """
+    path = Path(folder)
+    if not (path / "config.json").is_file() and not (path / "events.jsonl").is_file():
+        raise RunError(
+            f"{path} holds no run: expected config.json and events.jsonl. "
+            "Give the folder of a run, e.g. runs/quickstart"
+        )
+    problems: list[str] = []
+    config_text = _text(path / "config.json", problems)
+    config = _object(config_text, "config.json", problems)
+    events = list(_events(path / "events.jsonl", problems))
+    evaluation = _object(_text(path / "evaluation.json", []), "evaluation.json", problems)
+    return RunRecord(
+        folder=path,
+        name=str(config.get("name") or path.resolve().name),
+        state=_state(events),
+        started=_time(events[:1]),
+        ended=_time(events[-1:]),
+        config=config,
+        config_text=config_text,
+        config_sha256=hashlib.sha256(config_text.encode("utf-8", "replace")).hexdigest(),
+        environment=_object(_text(path / "environment.json", []), "environment.json", problems),
+        stages=_stages(path, events, problems),
+        evaluation=_evaluation(evaluation) if evaluation else None,
+        messages=tuple(str(e.get("text", "")) for e in events if e.get("kind") == "message"),
+        problems=tuple(problems),
+    )
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def _text(path: Path, problems: list[str]) -> str:
+    try:
+        return path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read ({type(error).__name__})")
+        return ""
+
+
+def _object(text: str, name: str, problems: list[str]) -> Mapping[str, Any]:
+    """A JSON object; an empty one where the text is absent, damaged or something else."""
+    if not text:
+        return {}
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        problems.append(f"{name} is not readable as JSON")
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _events(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
+    """The readable lines of the log. Unlike ``tether.events.read_events`` a broken line in the middle does
+    not end it.
+    """
+    broken = 0
+    for line in _text(path, problems).split("\n"):
+        try:
+            event = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError):
+            event, broken = None, broken + 1
+        if isinstance(event, dict):
+            yield event
+    if broken:
+        problems.append(
+            f"{path.name}: {broken} line(s) cannot be read and were left out (a crash cuts the last one)"
+        )
+
+
+# -- events to stages ------------------------------------------------------------------------------
+
+
+def _state(events: Sequence[Mapping[str, Any]]) -> str:
+    kinds = [e.get("kind") for e in events if e.get("kind") in {"run_started", "run_finished", "interrupted"}]
+    return {"run_finished": "finished", "interrupted": "interrupted"}.get(
+        str(kinds[-1]) if kinds else "", "unfinished"
+    )
+
+
+def _time(events: Sequence[Mapping[str, Any]]) -> str:
+    return str(events[0].get("time", "")) if events else ""
+
+
+def _stages(
+    folder: Path, events: Sequence[Mapping[str, Any]], problems: list[str]
+) -> tuple[StageRecord, ...]:
+    drafts: dict[str, _Draft] = {}
+    for event in events:
+        _take(drafts, event)
+    found = sorted(path.parent.name for path in folder.glob("*/stage.json"))
+    for name in found:
+        drafts.setdefault(name, _Draft())
+    return tuple(_stage(folder, name, draft, problems) for name, draft in drafts.items())
+
+
+def _take(drafts: dict[str, _Draft], event: Mapping[str, Any]) -> None:
+    """A stage that starts again (after an interruption) replaces what its earlier attempt logged."""
+    kind, name = event.get("kind"), str(event.get("stage", ""))
+    if kind == "stage_started":
+        drafts[name] = _Draft(num_steps=_whole(event.get("num_steps")))
+    elif kind in {"step", "samples", "stage_finished"}:
+        draft, step = drafts.setdefault(name, _Draft()), _whole(event.get("step"))
+        if kind == "step" and isinstance(event.get("metrics"), dict):
+            draft.metrics[step] = event["metrics"]
+        elif kind == "samples" and isinstance(event.get("rows"), list):
+            draft.samples[step] = event["rows"]
+        elif kind == "stage_finished" and isinstance(event.get("summary"), dict):
+            draft.summary = event["summary"]
+
+
+def _stage(folder: Path, name: str, draft: _Draft, problems: list[str]) -> StageRecord:
+    marker = folder / name / "stage.json"
+    done = "/" not in name and "\\" not in name and name not in {"", ".", ".."} and marker.is_file()
+    stored = _object(_text(marker, problems), f"{name}/stage.json", problems).get("summary") if done else None
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for step in sorted(draft.metrics):
+        for metric, value in draft.metrics[step].items():
+            curves.setdefault(str(metric), []).append((step, _number(value)))
+    samples = [_sample(row, "reward", step) for step in sorted(draft.samples) for row in draft.samples[step]]
+    return StageRecord(
+        name,
+        draft.num_steps,
+        {k: tuple(v) for k, v in curves.items()},
+        tuple(s for s in samples if s),
+        stored if isinstance(stored, dict) else draft.summary,
+        done,
+    )
+
+
+# -- evaluation ------------------------------------------------------------------------------------
+
+
+def _evaluation(data: Mapping[str, Any]) -> EvaluationRecord:
+    policies = [_policy(row) for row in _rows(data.get("policies"))]
+    gains = [
+        GainRecord(
+            str(row.get("before", "")),
+            str(row.get("after", "")),
+            _number(row.get("difference")),
+            _number(row.get("low")),
+            _number(row.get("high")),
+            _number(row.get("confidence")),
+            _whole(row.get("num_prompts")),
+        )
+        for row in _rows(data.get("gains"))
+    ]
+    return EvaluationRecord(str(data.get("prompts_sha256", "")), tuple(policies), tuple(gains))
+
+
+def _policy(row: Mapping[str, Any]) -> PolicyRecord:
+    samples = [_sample(sample, "score", 0) for sample in _rows(row.get("samples"))]
+    return PolicyRecord(
+        name=str(row.get("name", "")),
+        score=str(row.get("score", "")),
+        mean=_number(row.get("mean")),
+        low=_number(row.get("low")),
+        high=_number(row.get("high")),
+        num_prompts=_whole(row.get("num_prompts")),
+        samples_per_prompt=_whole(row.get("samples_per_prompt")),
+        confidence=_number(row.get("confidence")),
+        response_length=_number(row.get("response_length")),
+        truncated_share=_number(row.get("truncated_share")),
+        kl_token=_number(row.get("kl_token_mean_nats")),
+        kl_sequence=_number(row.get("kl_sequence_sum_nats")),
+        components=_numbers(row.get("components")),
+        proxies=_numbers(row.get("proxies")),
+        samples=tuple(s for s in samples if s),
+    )
+
+
+def _sample(row: Any, score: str, step: int) -> Sample | None:
+    if not isinstance(row, dict):
+        return None
+    return Sample(
+        str(row.get("prompt", "")),
+        str(row.get("completion", "")),
+        _number(row.get(score)),
+        str(row.get("stop_reason", "")),
+        step,
+    )
+
+
+def _rows(value: Any) -> list[Mapping[str, Any]]:
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
+def _numbers(value: Any) -> Mapping[str, float]:
+    return {str(k): _number(v) for k, v in value.items()} if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float:
+    """A float; the log writes "nan" and "inf" as strings. Anything else is NaN."""
+    try:
+        return float(value) if isinstance(value, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def _whole(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0

@@ -1,0 +1,322 @@
+"""What a run means, in sentences and in one table. Plain text throughout; the template escapes it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tether.metrics import REGISTRY
+from tether.report.charts import number
+from tether.report.read import EvaluationRecord, GainRecord, PolicyRecord, RunRecord, StageRecord
+from tether.rewards.simulated_rater import MAX_POINTS, RATER_NAME
+
+__all__ = ["PolicyRow", "band", "hashes", "policy_rows", "raters_of", "score_meaning", "summary"]
+
+_LARGEST_DATA_FILE = 64 * 2**20  # bytes looked through for names of raters
+_ALGORITHMS = {"ppo": "PPO", "grpo": "GRPO"}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """One line of the comparison of policies; ``verdict``: what the interval of the gain says, '' for the
+    start.
+    """
+
+    name: str
+    cells: tuple[str, ...]
+    verdict: str
+
+
+POLICY_COLUMNS = (
+    "held-out score",
+    "gain over the start",
+    "KL, nats per token",
+    "KL, nats per sequence",
+    "length, tokens",
+    "truncated",
+    "training reward, held-out prompts",
+)
+
+
+def summary(run: RunRecord) -> list[tuple[str, tuple[str, ...]]]:
+    """(heading, sentences), the most important first; headings without anything to say are left out."""
+    parts = [
+        ("What was trained", _trained(run)),
+        ("Held-out score", _scores(run)),
+        ("The tether", _tether(run)),
+        ("Reward model", _reward_model(run)),
+        ("Who judged", _judges(run)),
+        ("Watch", _watch(run)),
+    ]
+    found = [(heading, tuple(sentences)) for heading, sentences in parts]
+    return [(heading, sentences) for heading, sentences in found if sentences]
+
+
+def policy_rows(run: RunRecord) -> list[PolicyRow]:
+    """The start and every online stage; dashes where a stage was not evaluated."""
+    evaluated = {policy.name: policy for policy in run.evaluation.policies} if run.evaluation else {}
+    waiting = [name for stage in run.rl_stages if (name := _short(stage)) not in evaluated]
+    rows = [_policy_row(run, policy) for policy in evaluated.values()]
+    return rows + [
+        PolicyRow(name, ("not evaluated", *["–"] * (len(POLICY_COLUMNS) - 1)), "") for name in waiting
+    ]
+
+
+def hashes(run: RunRecord) -> list[tuple[str, str]]:
+    """Every checksum that the run recorded: configuration, data, and models where a stage names theirs."""
+    found = [("config.json", run.config_sha256)] if run.config_text else []
+    for stage in run.stages:
+        found += [(f"{stage.name}: {path}", value) for path, value in _checksums(stage.summary)]
+    if run.evaluation and run.evaluation.prompts_sha256:
+        found.append(("held-out prompts", run.evaluation.prompts_sha256))
+    return found
+
+
+def band(healthy: tuple[float | None, float | None] | None) -> str:
+    """A healthy band in words; '' without one."""
+    if healthy is None:
+        return ""
+    low, high = healthy
+    if low is None or high is None:
+        return f"at least {low:g}" if low is not None else f"at most {high:g}"
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def score_meaning(score: str) -> str:
+    """The unit of the independent score."""
+    return {"plainspoken": f"points, 0 to {MAX_POINTS:g}", "exact": "share of correct answers, 0 to 1"}.get(
+        score, score
+    )
+
+
+# -- sentences ---------------------------------------------------------------------------------------
+
+
+def _trained(run: RunRecord) -> Iterator[str]:
+    if run.state != "finished":
+        yield f"This run is {run.state}: what follows is what it has logged so far."
+    yield f"The start model is {_get(run.config, 'model', 'path') or 'unknown'}."
+    sft = run.stage("sft")
+    if sft is not None:
+        count, source = sft.summary.get("demonstrations", "the"), _get(run.config, "sft", "data", "path")
+        yield (
+            f"It was first fine-tuned on {count} demonstrations ({source}); the result is the start and the "
+            "reference of everything below."
+        )
+    for stage in run.rl_stages:
+        yield _online_sentence(_short(stage), _get(run.config, "rl", _short(stage)), stage)
+
+
+def _online_sentence(name: str, config: Any, stage: StageRecord) -> str:
+    kind, rewards = str(_get(config, "kind") or ""), _get(config, "rewards")
+    algorithm = _ALGORITHMS.get(kind, kind) or "an online stage"
+    parts = [_weighted(part) for part in rewards] if isinstance(rewards, list) else ["unknown"]
+    done = max((points[-1][0] for points in stage.curves.values() if points), default=0)
+    where, beta = _get(config, "kl", "where"), _get(config, "kl", "beta")
+    return (
+        f"{name}: {algorithm}, {done} of {stage.num_steps or done} steps on prompts of "
+        f"{_get(config, 'prompts', 'path')}; reward: {', '.join(parts)}; "
+        f"the KL acts in the {where} with beta {beta} per nat."
+    )
+
+
+def _weighted(part: Any) -> str:
+    kind, weight = _get(part, "kind"), _get(part, "weight")
+    return f"{weight:g} x {kind}" if isinstance(weight, int | float) else str(kind)
+
+
+def _scores(run: RunRecord) -> Iterator[str]:
+    if run.evaluation is None or not run.evaluation.policies:
+        yield "Not evaluated (yet): there is no evaluation.json."
+        return
+    start = run.evaluation.policies[0]
+    yield (
+        f"Independent score {start.score} ({score_meaning(start.score)}) on {start.num_prompts} held-out "
+        f"prompts, {start.samples_per_prompt} answer(s) each; every policy gets the same prompts and "
+        "randomness."
+    )
+    yield f"{start.name}: {number(start.mean)}, {_interval(start.confidence, start.low, start.high)}."
+    for policy in run.evaluation.policies[1:]:
+        gain = run.evaluation.gain_of(policy.name)
+        if gain is not None:
+            interval = _interval(gain.confidence, gain.low, gain.high)
+            yield (
+                f"{policy.name}: {number(start.mean)} → {number(policy.mean)}; gain "
+                f"{gain.difference:+.4g}, paired {interval} over {gain.num_prompts} prompts, "
+                f"which {_verdict(gain)}."
+            )
+
+
+def _tether(run: RunRecord) -> Iterator[str]:
+    for policy in run.evaluation.policies[1:] if run.evaluation else ():
+        yield (
+            f"KL({policy.name} || reference), k1 on its own held-out answers: "
+            f"{number(policy.kl_token)} nats per token, {number(policy.kl_sequence)} nats per sequence."
+        )
+    for stage in run.rl_stages if run.evaluation is None else ():
+        token, sequence = number(stage.last("kl_k1_token")), number(stage.last("kl_k1_sequence"))
+        yield (
+            f"KL({_short(stage)} || reference), k1 at the last logged step, on training prompts: "
+            f"{token} nats per token, {sequence} nats per sequence."
+        )
+
+
+def _reward_model(run: RunRecord) -> Iterator[str]:
+    stage = run.stage("reward_model")
+    held = _get(stage.summary, "held_out") if stage else None
+    if stage is None or not isinstance(held, Mapping):
+        return
+    accuracy, low, high = (_share(held.get(key)) for key in ("accuracy", "low", "high"))
+    yield (
+        f"It prefers the chosen answer in {accuracy} of {held.get('num_pairs')} pairs of held-out prompts "
+        f"(Wilson interval {low} to {high}); a coin toss gives 50 %."
+    )
+    if stage.summary.get("training_pairs"):
+        yield f"It was fitted to {stage.summary['training_pairs']} pairs."
+
+
+def _judges(run: RunRecord) -> Iterator[str]:
+    source = str(_get(run.config, "reward_model", "data", "path") or "")
+    stage = run.stage("reward_model")
+    if source:
+        raters = raters_of(source, str(stage.summary.get("data_sha256", "")) if stage else "")
+        if raters:
+            yield f"The comparisons ({source}) name as their judge: {'; '.join(raters)}."
+        else:
+            yield f"The comparisons come from {source}; who judged them is not recorded."
+        if raters and all("simulated" in rater.lower() for rater in raters):
+            yield "That is a written rule with stated noise: no person judged them."
+    score = run.evaluation.policies[0].score if run.evaluation and run.evaluation.policies else ""
+    if score == "plainspoken":
+        yield f"The held-out score is the noiseless rule of {RATER_NAME}."
+        yield "The rule does not see whether an answer is true."
+    elif score:
+        yield f"The held-out score '{score}' is computed by a rule; no person judged it."
+
+
+def _watch(run: RunRecord) -> Iterator[str]:
+    """Signs that a number is not what it seems."""
+    yield from _reward_alone(run.evaluation) if run.evaluation else ()
+    for stage in run.stages:
+        outside = [name for name in stage.curves if _outside(name, stage.last(name))]
+        if outside:
+            shown = [
+                f"{name} {number(stage.last(name))} (healthy: {band(REGISTRY[name].healthy)})"
+                for name in outside
+            ]
+            yield f"{stage.name}, outside the healthy band at the last step: {', '.join(shown)}."
+
+
+def _reward_alone(evaluation: EvaluationRecord) -> Iterator[str]:
+    """The reward that was trained on rose and the independent score did not: the policy may game the reward."""
+    for policy in evaluation.policies[1:]:
+        before = evaluation.policies[0].proxies.get(policy.name, math.nan)
+        after, gain = policy.proxies.get(policy.name, math.nan), evaluation.gain_of(policy.name)
+        if after > before and gain is not None and not gain.low > 0:
+            yield (
+                f"{policy.name}: the training reward rose on held-out prompts ({number(before)} → "
+                f"{number(after)}) while the independent score did not rise beyond its interval; "
+                "read the answers."
+            )
+
+
+def raters_of(source: str, sha256: str) -> list[str]:
+    """Who the rows of a comparison file name in their ``rater`` column, if the file is still the one that
+    was trained on.
+    """
+    file = (
+        resources.files("tether") / "recipes_data" / f"{source.removeprefix('tether:')}.jsonl"
+        if source.startswith("tether:")
+        else Path(source)
+    )
+    try:
+        if not file.is_file() or (isinstance(file, Path) and file.stat().st_size > _LARGEST_DATA_FILE):
+            return []
+        data = file.read_bytes()
+    except (OSError, ValueError):
+        return []
+    if hashlib.sha256(data).hexdigest() != sha256:
+        return []
+    return sorted({name for line in data.decode("utf-8", "replace").splitlines() if (name := _rater(line))})
+
+
+# -- small pieces ----------------------------------------------------------------------------------
+
+
+def _rater(line: str) -> str:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return ""
+    return str(row.get("rater") or "") if isinstance(row, dict) else ""
+
+
+def _policy_row(run: RunRecord, policy: PolicyRecord) -> PolicyRow:
+    gain = run.evaluation.gain_of(policy.name) if run.evaluation else None
+    proxies = ", ".join(
+        f"{number(value)} ({name})" if name != policy.name else number(value)
+        for name, value in policy.proxies.items()
+    )
+    cells = (
+        f"{number(policy.mean)} [{number(policy.low)}, {number(policy.high)}]",
+        f"{gain.difference:+.4g} [{number(gain.low)}, {number(gain.high)}]" if gain else "–",
+        number(policy.kl_token),
+        number(policy.kl_sequence),
+        number(policy.response_length),
+        _share(policy.truncated_share),
+        proxies or "–",
+    )
+    return PolicyRow(policy.name, cells, _verdict(gain) if gain else "")
+
+
+def _verdict(gain: GainRecord) -> str:
+    if not (math.isfinite(gain.low) and math.isfinite(gain.high)):
+        return "is no finite interval"
+    return "excludes zero" if gain.excludes_zero else "includes zero"
+
+
+def _interval(confidence: float, low: float, high: float) -> str:
+    return f"{_percent(confidence)} interval [{number(low)}, {number(high)}]"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %" if math.isfinite(share) else "unknown"
+
+
+def _share(value: Any) -> str:
+    return f"{100 * value:.1f} %" if isinstance(value, int | float) and math.isfinite(value) else "–"
+
+
+def _outside(name: str, value: float) -> bool:
+    healthy = REGISTRY[name].healthy if name in REGISTRY else None
+    if healthy is None:
+        return False
+    low, high = healthy
+    return math.isnan(value) or (low is not None and value < low) or (high is not None and value > high)
+
+
+def _checksums(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _checksums(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, str) and path.endswith(("sha256", "fingerprint")):
+        yield path, value
+
+
+def _short(stage: StageRecord) -> str:
+    return stage.name.removeprefix("rl.")
+
+
+def _get(value: Any, *keys: str) -> Any:
+    """A nested value of a mapping; None where any part of the path is missing."""
+    for key in keys:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
+    return value

@@ -1,0 +1,175 @@
+"""Uncertainty of the numbers that a run reports. numpy only; every random draw takes a seed.
+
+The unit of a resample is one entry of the arrays given: pass one number per prompt (the mean of its samples),
+not per sample, because answers to one prompt are not independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = [
+    "Interval",
+    "bootstrap_mean",
+    "paired_bootstrap",
+    "pass_at_k",
+    "permutation_p_value",
+    "sign_test_p_value",
+    "wilson",
+]
+
+_BLOCK = 4_000_000  # indices drawn at once: bounds the memory of a bootstrap
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its two-sided interval. ``num_units`` is what was resampled (prompts, pairs)."""
+
+    estimate: float
+    low: float
+    high: float
+    confidence: float
+    num_units: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        """True when 0 lies outside the interval."""
+        return self.low > 0 or self.high < 0
+
+    def __str__(self) -> str:
+        return f"{self.estimate:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+def bootstrap_mean(
+    values: ArrayLike, *, seed: int, confidence: float = 0.95, num_resamples: int = 10_000
+) -> Interval:
+    """Percentile bootstrap of a mean (Efron 1979): resample units with replacement, take the quantiles of the
+    means.
+
+    One unit says nothing about spread: its interval is (-inf, inf).
+    """
+    units = _finite(values)
+    _check_confidence(confidence)
+    estimate = float(units.mean())
+    if len(units) == 1:
+        return Interval(estimate, -math.inf, math.inf, confidence, 1)
+    means = _resampled_means(units, num_resamples, np.random.default_rng(seed))
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(estimate, float(low), float(high), confidence, len(units))
+
+
+def paired_bootstrap(
+    before: ArrayLike, after: ArrayLike, *, seed: int, confidence: float = 0.95, num_resamples: int = 10_000
+) -> Interval:
+    """Bootstrap of mean(after - before) over the same units in the same order. Positive means that ``after``
+    is larger.
+    """
+    return bootstrap_mean(
+        _differences(before, after), seed=seed, confidence=confidence, num_resamples=num_resamples
+    )
+
+
+def wilson(num_successes: int, num_trials: int, *, confidence: float = 0.95) -> Interval:
+    """Wilson's score interval of a share (Wilson 1927): stays inside [0, 1] and is usable at 0 and n
+    successes.
+
+    Example: 8 of 10 at 95 % -> 0.8 [0.490, 0.943].
+    """
+    _check_confidence(confidence)
+    if num_trials < 1 or not 0 <= num_successes <= num_trials:
+        raise ValueError(
+            f"expected 0 <= num_successes <= num_trials and num_trials >= 1, "
+            f"got {num_successes} of {num_trials}"
+        )
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    share, n = num_successes / num_trials, num_trials
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    low = 0.0 if num_successes == 0 else max(0.0, middle - half)
+    high = 1.0 if num_successes == n else min(1.0, middle + half)
+    return Interval(share, low, high, confidence, n)
+
+
+def permutation_p_value(
+    before: ArrayLike, after: ArrayLike, *, seed: int, num_permutations: int = 20_000
+) -> float:
+    """Two-sided p of "the signs of the paired differences are coin tosses" (Fisher), for the mean difference.
+
+    Exact (all 2^n sign patterns) up to 14 pairs; beyond, (hits + 1) / (draws + 1).
+    """
+    differences = _differences(before, after)
+    n = len(differences)
+    observed = abs(differences.sum()) * (1 - 1e-12)  # ties in exact arithmetic stay ties in floats
+    if n <= 14:
+        signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+        return float(np.mean(np.abs(signs @ differences) >= observed))
+    rng = np.random.default_rng(seed)
+    hits, done = 0, 0
+    while done < num_permutations:
+        count = min(num_permutations - done, max(1, _BLOCK // n))
+        signs = rng.integers(0, 2, size=(count, n), dtype=np.int8) * 2 - 1
+        hits += int(np.sum(np.abs(signs @ differences) >= observed))
+        done += count
+    return (hits + 1) / (num_permutations + 1)
+
+
+def sign_test_p_value(before: ArrayLike, after: ArrayLike) -> float:
+    """Two-sided exact sign test of paired values; ties are left out (all ties: 1). Example: 8 up, 2 down ->
+    0.109375.
+    """
+    differences = _differences(before, after)
+    up, down = int(np.sum(differences > 0)), int(np.sum(differences < 0))
+    n = up + down
+    tail = sum(math.comb(n, k) for k in range(min(up, down) + 1))
+    return min(1.0, 2 * tail / 2**n)
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """Unbiased P(at least one of k is right) = 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, 2107.03374 eq.
+    1).
+    """
+    if not (0 <= num_correct <= num_samples and 1 <= k <= num_samples):
+        raise ValueError(
+            f"expected 0 <= num_correct <= num_samples and 1 <= k <= num_samples, "
+            f"got {num_correct} of {num_samples}, k = {k}"
+        )
+    return 1.0 - math.comb(num_samples - num_correct, k) / math.comb(num_samples, k)
+
+
+def _resampled_means(
+    units: NDArray[np.float64], num_resamples: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    n = len(units)
+    block = max(1, _BLOCK // n)
+    counts = [min(block, num_resamples - start) for start in range(0, num_resamples, block)]
+    return np.concatenate([units[rng.integers(0, n, size=(count, n))].mean(axis=1) for count in counts])
+
+
+def _differences(before: ArrayLike, after: ArrayLike) -> NDArray[np.float64]:
+    first, second = _finite(before), _finite(after)
+    if len(first) != len(second):
+        raise ValueError(f"paired values must have one length, got {len(first)} and {len(second)}")
+    return second - first
+
+
+def _finite(values: ArrayLike | Sequence[float]) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or len(array) == 0:
+        raise ValueError(f"expected one row of at least one value, got shape {array.shape}")
+    if not np.isfinite(array).all():
+        raise ValueError(
+            f"{int((~np.isfinite(array)).sum())} of {len(array)} values are not finite; "
+            "leave unscorable units out and count them"
+        )
+    return array
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")

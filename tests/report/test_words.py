@@ -1,0 +1,108 @@
+"""The summary says what the records say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from tether.report.read import read_run
+from tether.report.words import band, hashes, policy_rows, raters_of
+from tether.report.words import summary as sentences
+from tether.rewards.simulated_rater import RATER_NAME
+
+
+def summary(run) -> dict[str, str]:
+    return {heading: " ".join(parts) for heading, parts in sentences(run)}
+
+
+def test_summary_names_scores_intervals_kl_and_accuracy(make_run):
+    parts = summary(read_run(make_run()))
+    assert "start model is tiny" in parts["What was trained"]
+    assert "ppo: PPO, 4 of 4 steps" in parts["What was trained"]
+    assert (
+        "ppo: 3 → 5; gain +2, paired 95 % interval [1.5, 2.5] over 3 prompts, which excludes zero"
+        in parts["Held-out score"]
+    )
+    assert "[-0.3, 0.7] over 3 prompts, which includes zero" in parts["Held-out score"]
+    assert "0.125 nats per token, 2.5 nats per sequence" in parts["The tether"]
+    assert "80.0 % of 40 pairs" in parts["Reward model"]
+    assert "65.0 % to 90.0 %" in parts["Reward model"]
+
+
+def test_a_simulated_rater_is_named_as_one(make_run):
+    parts = summary(read_run(make_run()))
+    assert RATER_NAME in parts["Who judged"]
+    assert "simulated" in parts["Who judged"]
+
+
+def test_raters_are_read_only_from_the_file_that_was_trained_on(tmp_path):
+    file = tmp_path / "c.jsonl"
+    file.write_text(
+        json.dumps({"rater": RATER_NAME}) + "\n{broken\n" + json.dumps({"rater": RATER_NAME}) + "\n[1]\n"
+    )
+    assert raters_of(str(file), hashlib.sha256(file.read_bytes()).hexdigest()) == [RATER_NAME]
+    assert raters_of(str(file), "0" * 64) == []
+    assert raters_of("tether:../../nothing", "0" * 64) == []
+    assert raters_of("\0", "") == []
+
+
+def test_a_reward_that_rises_alone_is_pointed_out(make_run):
+    run = read_run(make_run())
+    assert "ppo: the training reward rose" not in summary(run).get("Watch", "")
+    folder = run.folder
+    data = json.loads((folder / "evaluation.json").read_text())
+    data["gains"][0].update(low=-0.1)
+    (folder / "evaluation.json").write_text(json.dumps(data))
+    assert (
+        "ppo: the training reward rose on held-out prompts (0.3 → 0.5)" in summary(read_run(folder))["Watch"]
+    )
+
+
+def test_a_last_value_outside_its_band_is_pointed_out(make_run):
+    watch = summary(read_run(make_run(metrics={"first_ratio_error": 0.5})))["Watch"]
+    assert "first_ratio_error 0.54 (healthy: 0 to 0.0001)" in watch
+
+
+def test_table_has_the_start_and_every_online_stage(make_run):
+    rows = policy_rows(read_run(make_run()))
+    assert [(row.name, row.verdict) for row in rows] == [
+        ("start", ""),
+        ("ppo", "excludes zero"),
+        ("grpo", "includes zero"),
+    ]
+    assert rows[1].cells[:6] == ("5 [4.5, 5.5]", "+2 [1.5, 2.5]", "0.125", "2.5", "20.5", "25.0 %")
+
+
+def test_stages_without_an_evaluation_are_in_the_table(make_run):
+    run = read_run(make_run(evaluation=None))
+    assert [(row.name, row.cells[0]) for row in policy_rows(run)] == [
+        ("ppo", "not evaluated"),
+        ("grpo", "not evaluated"),
+    ]
+    parts = summary(run)
+    assert "Not evaluated" in parts["Held-out score"]
+    assert "at the last logged step" in parts["The tether"]
+
+
+def test_every_checksum_is_listed(make_run):
+    found = dict(hashes(read_run(make_run())))
+    assert found["sft: data_sha256"] == "a" * 64
+    assert found["rl.ppo: weights_sha256"] == "b" * 64
+    assert found["held-out prompts"] == "c" * 64
+    assert len(found["config.json"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("healthy", "text"),
+    [
+        (None, ""),
+        ((0.0, 1.0), "0 to 1"),
+        ((0.0, None), "at least 0"),
+        ((None, 2.0), "at most 2"),
+        ((0.0, 0.0), "0"),
+    ],
+)
+def test_bands_in_words(healthy, text: str):
+    assert band(healthy) == text
