@@ -63,6 +63,8 @@ def sample_answers(questions: dict[str, str]) -> dict[str, list[Answer]]:
         prompt_id, _, hint = completion.prompt_id.partition("#")
         slot = HINTS.index(hint and HINTS[1]) + completion.sample_index
         drawn[prompt_id, slot] = completion
+        if len(drawn) % 96 == 0:
+            print(f"{len(drawn)} of {len(questions) * len(HINTS)} answers", flush=True)
     return {
         prompt_id: [
             (chat.decode(c.token_ids).strip(), c.stop_reason is StopReason.STOP)
@@ -115,12 +117,10 @@ def report(questions: dict[str, str], answers: dict[str, list[Answer]]) -> None:
     for name, slots in (("plain", (0,)), ("hinted", (1, 2, 3))):
         chosen = [(questions[key], *answers[key][slot]) for key in questions for slot in slots]
         points = sorted(noiseless(*item).points for item in chosen)
-        deciles = [
-            round(points[min(len(points) - 1, int(q * len(points)))], 1) for q in (0.1, 0.25, 0.5, 0.75, 0.9)
-        ]
+        cuts = [round(points[int(q * len(points))], 1) for q in (0.1, 0.25, 0.5, 0.75, 0.9)]
         print(
             f"{name}: {len(points)} answers, mean {statistics.mean(points):.2f} of 10, "
-            f"quantiles 10/25/50/75/90 % {deciles}, finished {statistics.mean(item[2] for item in chosen):.0%}"
+            f"quantiles 10/25/50/75/90 % {cuts}, finished {statistics.mean(item[2] for item in chosen):.0%}"
         )
 
 

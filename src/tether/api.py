@@ -24,7 +24,7 @@ from tether.events import EventLog
 from tether.models.policy import Policy
 from tether.models.reference import Reference
 from tether.models.reward import RewardModel
-from tether.rewards.learned import LearnedReward
+from tether.rewards.learned import LearnedPart
 from tether.rewards.rubric import RewardPart, Rubric
 from tether.rollout.local import LocalSampler
 from tether.run.learner import OnlineLearner, RolloutRow
@@ -170,7 +170,7 @@ def _learner(policy: Policy, reference: Reference | None, config: PPOConfig | GR
 
 def _rubric(reward: Any, compute: Compute) -> Rubric:
     if isinstance(reward, RewardModel):
-        return Rubric([("learned", 1.0, LearnedReward(reward, compute.token_budget))])
+        return Rubric([("learned", 1.0, LearnedPart(reward, compute.token_budget))])
     if callable(reward):
         return Rubric([("reward", 1.0, _FunctionPart(reward))])
     return Rubric([(part.name, 1.0, part) for part in reward])

@@ -206,9 +206,7 @@ def main(tokens: Sequence[str]) -> int:
         sys.stdout.flush()
     except CycloptsError:
         return 2
-    except (
-        BrokenPipeError
-    ):  # the reader of `tether ... | head` has what it wanted; nothing is left to flush at exit
+    except BrokenPipeError:  # `tether ... | head`: nothing is left to flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except ConfigError as error:

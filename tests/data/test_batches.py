@@ -137,8 +137,8 @@ def test_shapes_are_checked_when_a_batch_is_made():
         TextBatch(ids_BT, mask_BT, mask_BT[:, :1])
     with pytest.raises(AssertionError, match="against token ids"):
         PolicyBatch(TextBatch(ids_BT, mask_BT, mask_BT), *[torch.zeros(1, 3)] * 6)
+    text = TextBatch(ids_BT, mask_BT, mask_BT)
     with pytest.raises(AssertionError, match="rows"):
-        text = TextBatch(ids_BT, mask_BT, mask_BT)
         PairBatch(text, text, torch.zeros(2))
 
 

@@ -61,7 +61,7 @@ def test_folders_of_datasets(tmp_path):
     test = load_rows(str(tmp_path / "two"), split="test")
     assert (test.rows, test.format, len(test.sha256)) == (ROWS[:1], "folder", 64)
     assert test.sha256 != load_rows(str(tmp_path / "two")).sha256
-    with pytest.raises(DataError, match="no split 'dev'. Known: train, test"):
+    with pytest.raises(DataError, match=r"no split 'dev'\. Known: train, test"):
         load_rows(str(tmp_path / "two"), split="dev")
 
 
@@ -72,7 +72,7 @@ def test_bundled_data_is_found_by_name(tmp_path, monkeypatch):
     loaded = load_rows("tether:toy.jsonl")
     assert (loaded.rows, loaded.source) == (ROWS, "tether:toy.jsonl")
     for name in ("tether:other.jsonl", "tether:../secret.jsonl", "tether:"):
-        with pytest.raises(DataError, match="Known: tether:toy.jsonl"):
+        with pytest.raises(DataError, match=r"Known: tether:toy\.jsonl"):
             load_rows(name)
 
 

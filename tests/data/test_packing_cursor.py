@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ def test_microbatches_keep_the_budget_and_every_row(lengths, budget):
     assert all(groups)
     for group in groups:
         assert len(group) == 1 or len(group) * max(lengths[i] for i in group) <= budget
-    for group, after in zip(groups, groups[1:], strict=False):  # no group could have taken one row more
+    for group, after in pairwise(groups):  # no group could have taken one row more
         assert (len(group) + 1) * max(lengths[i] for i in group) > budget
         assert min(lengths[i] for i in group) >= max(lengths[i] for i in after)
     assert groups == microbatches(lengths, budget)
@@ -78,7 +79,7 @@ def test_g1_resumed_rows_equal_those_of_an_unbroken_run():
     assert [first.next(2), first.next(2)] == steps[:2]
     second = Cursor.from_state(first.state())
     assert [second.next(2), second.next(2)] == steps[2:]
-    assert sorted(sum(steps, [])) == list(range(8))
+    assert sorted(i for step in steps for i in step) == list(range(8))
 
 
 def test_epochs_and_seeds_have_their_own_order():

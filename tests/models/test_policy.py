@@ -22,6 +22,9 @@ from tether.text.chat import TokenizedExample
 from tether.types import Message
 
 
+pytestmark = pytest.mark.usefixtures("fresh_process")  # it starts while the first tests run
+
+
 def plain_logprobs(model: nn.Module, batch: TextBatch, temperature: float) -> Tensor:
     """Row by row without any padding: what the batch must say."""
     out_BT = torch.zeros(batch.token_ids_BT.shape)

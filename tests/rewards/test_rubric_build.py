@@ -1,16 +1,16 @@
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tether.errors import ConfigError, DataError, RewardError
+from tether.errors import ConfigError, DataError, ModelError, RewardError
 from tether.rewards.build import KINDS, build_part, build_rubric
-from tether.rewards.learned import LearnedPart, batches_by_length
+from tether.rewards.learned import LearnedPart
 from tether.rewards.rubric import Rubric, count_failures, weighted_total
-from tether.types import Failure, Score, StopReason
+from tether.types import Failure, Message, Prompt, Score, StopReason
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "cases.json").read_text())
 CASES = CASES if isinstance(CASES, list) else CASES["cases"]
@@ -110,14 +110,15 @@ def test_aborted_rollouts_are_shown_to_no_part(make_rollout):
     assert part.calls == [1]
 
 
-def test_errors_that_tether_raises_on_purpose_pass_through(make_rollout):
+@pytest.mark.parametrize(("error", "raised"), [(ModelError, ModelError), (DataError, RewardError)])
+def test_a_run_that_cannot_go_on_stops_but_a_bad_row_is_counted(make_rollout, error, raised):
     class Refuses:
         name = "refuses"
 
         def score(self, rollouts):
-            raise DataError("no")
+            raise error("no")
 
-    with pytest.raises(DataError):
+    with pytest.raises(raised):
         Rubric([("a", 1.0, Refuses())]).score([[make_rollout("x")]])
 
 
@@ -154,14 +155,15 @@ PARAMS = {
 class Counts:
     """A reward model that gives the number of letters, and remembers what it was asked."""
 
-    score_offset = 10.0
+    score_offset = -10.0
 
     def __init__(self):
         self.asked = []
 
-    def score_texts(self, prompts, completions):
-        self.asked.append(list(completions))
-        return [math.nan if text == "nan" else float(len(text)) for text in completions]
+    def score_texts(self, prompts, completions, *, token_budget):
+        self.asked.append((prompts, completions, token_budget))
+        texts = [c if isinstance(c, str) else c[0].content for c in completions]
+        return [math.nan if text == "nan" else float(len(text)) for text in texts]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -202,14 +204,22 @@ def test_a_kind_used_twice_gets_two_names():
 # learned
 
 
-def test_learned_scores_keep_order_offset_and_budget(make_rollout):
+def test_learned_scores_keep_order_and_add_the_offset(make_rollout):
     model = Counts()
-    part = LearnedPart(model, token_budget=12)
-    rollouts = [make_rollout("x" * n) for n in (9, 3, 6, 30)]
-    results = part.score(rollouts)
-    assert [r.value for r in results] == [-1.0, -7.0, -4.0, 20.0]
+    rollouts = [make_rollout("x" * n) for n in (9, 3, 30)]
+    results = LearnedPart(model, token_budget=12).score(rollouts)
+    assert [r.value for r in results] == [-1.0, -7.0, 20.0]
     assert results[0].parts == {"raw": 9.0}
-    assert [[len(text) for text in batch] for batch in model.asked] == [[3, 6], [9], [30]]
+    ((prompts, completions, token_budget),) = model.asked
+    assert prompts[0] == (Message("user", "What is 7 + 5?"),)
+    assert completions[0] == (Message("assistant", "x" * 9),)
+    assert token_budget == 12
+
+
+def test_a_plain_prompt_gets_a_plain_answer(make_rollout):
+    model, rollout = Counts(), make_rollout("abc")
+    LearnedPart(model).score([replace(rollout, prompt=Prompt("p", "7 + 5 ="))])
+    assert model.asked[0][:2] == (["7 + 5 ="], ["abc"])
 
 
 def test_a_score_that_is_not_finite_is_a_failure(make_rollout):
@@ -218,9 +228,16 @@ def test_a_score_that_is_not_finite_is_a_failure(make_rollout):
     assert results[1].value == -9.0
 
 
-def test_batches_hold_every_row_once_within_the_budget():
-    lengths = [5, 1, 100, 7, 7, 2, 9]
-    batches = batches_by_length(lengths, 20)
-    assert sorted(i for batch in batches for i in batch) == list(range(7))
-    assert all(len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 20 for batch in batches)
-    assert batches_by_length([], 20) == []
+def test_a_real_reward_model_scores_rollouts(make_rollout, tmp_path):
+    pytest.importorskip("torch")
+    from tether.models.reward import RewardModel
+    from tether.models.tiny import make_tiny
+
+    model = RewardModel.from_base(str(make_tiny(tmp_path / "tiny")), seed=0)
+    rollouts = [
+        make_rollout(text) for text in ("twelve.", "", "It is twelve, because seven and five make twelve.")
+    ]
+    (group,) = Rubric([("learned", 1.0, build_part("learned", {}, reward_model=model))]).score([rollouts])
+    alone = [Rubric([("learned", 1.0, LearnedPart(model))]).score([[r]])[0].scores[0] for r in rollouts]
+    assert group.scores == pytest.approx(alone, abs=1e-5)
+    assert len(set(group.scores)) == 3

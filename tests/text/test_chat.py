@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +24,8 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 BOS_TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] | trim + eos_token }}{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '[' + m['role'] + ']' + m['content'] | trim + eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
 )
 U, A, S = "user", "assistant", "system"
@@ -297,3 +301,25 @@ def test_any_text_survives_and_agrees_with_the_template(question, answer):
         [{"role": U, "content": question}, {"role": A, "content": answer}], tokenize=False
     )
     assert format.tokenizer.decode(list(example.token_ids)) + "\n" == rendered
+
+
+@pytest.mark.slow
+def test_smollm2_renders_trains_and_samples_by_one_rule():
+    from transformers import AutoTokenizer
+
+    folder = Path(os.environ.get("TETHER_CACHE", Path.home() / ".cache" / "tether")) / "smollm2"
+    if not folder.is_dir():
+        pytest.skip("run `tether fetch smollm2` first")
+    format = ChatFormat(
+        AutoTokenizer.from_pretrained(folder), generation_config=GenerationConfig.from_pretrained(folder)
+    )
+    assert ids_of(format, "<|im_end|>")[0] in format.eos_ids
+    prompt = (Message(U, "What is 2 + 2?"),)
+    ids = format.prompt_ids(prompt)
+    assert "named SmolLM" in format.prompt_text(prompt)
+    assert ids == format.tokenizer.apply_chat_template(
+        [{"role": U, "content": prompt[0].content}], add_generation_prompt=True, return_dict=False
+    )
+    example = format.example(prompt, "It is 4.")
+    assert list(example.token_ids[: len(ids)]) == ids
+    assert live_text(format, example) == "It is 4.<|im_end|>"

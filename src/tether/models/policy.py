@@ -134,6 +134,11 @@ class Policy(nn.Module):
             out.hidden_states[-1], live_BT
         ), logits_NV
 
+    def ensure_value_head(self) -> None:
+        """Add a zero value head where there is none; an existing one is kept."""
+        if self.value_head is None:
+            self.value_head = zero_head(self.model.config.get_text_config().hidden_size, self.device)
+
     def enable_activation_checkpointing(self) -> None:
         """Keep one hidden state per layer and recompute the rest in the backward pass; puts the model in
         train mode."""

@@ -15,6 +15,7 @@ _HH_ANSWER = "\n\nAssistant:"  # the dialogue mark of Anthropic's HH data, where
 
 
 def split_messages(turns: tuple[Message, ...]) -> tuple[Text, Text]:
+    """The prompt is everything before the first assistant message, the answer the rest."""
     first = next((at for at, m in enumerate(turns) if m.role == "assistant"), None)
     if first is None:
         raise DataError("`messages` has no assistant message to imitate.")

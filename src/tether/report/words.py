@@ -214,7 +214,7 @@ def _watch(run: RunRecord) -> Iterator[str]:
 
 
 def _reward_alone(evaluation: EvaluationRecord) -> Iterator[str]:
-    """The reward that was trained on rose and the independent score did not: the policy may game the reward."""
+    """The training reward rose and the independent score did not: the policy may game the reward."""
     for policy in evaluation.policies[1:]:
         before = evaluation.policies[0].proxies.get(policy.name, math.nan)
         after, gain = policy.proxies.get(policy.name, math.nan), evaluation.gain_of(policy.name)

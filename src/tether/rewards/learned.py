@@ -1,8 +1,8 @@
-"""A reward model as a reward part: batched scores, less the model's stored offset.
+"""A reward model as a reward part: batched scores plus the model's stored offset.
 
-The reward model renders prompt and answer by the template it was trained with and reads every answer as a
-closed turn, which is how the comparisons were read. Value = raw score - ``score_offset``; a score that is not
-finite is a Failure of that rollout.
+The reward model renders prompt and answer by the template it was trained with and reads every answer as a closed
+turn, cut or not, which is how the comparisons were read. Value = raw score + ``score_offset``; a score that is
+not finite is a Failure of that rollout.
 """
 
 from __future__ import annotations
@@ -13,58 +13,38 @@ from typing import Protocol
 
 from tether.types import Failure, Message, Rollout, Score
 
-__all__ = ["LearnedPart", "TextScorer", "batches_by_length", "load_learned"]
+__all__ = ["LearnedPart", "TextScorer", "load_learned"]
 
-_CHARS_PER_TOKEN = 3  # a careful guess for English; only the size of batches depends on it
+Text = str | tuple[Message, ...]
 
 
 class TextScorer(Protocol):
-    """What this part asks of a reward model (``tether.models.reward.RewardModel`` has it)."""
+    """What this part asks of a reward model; ``tether.models.reward.RewardModel`` has it."""
 
-    @property
-    def score_offset(self) -> float: ...
+    score_offset: float
 
     def score_texts(
-        self, prompts: Sequence[str | tuple[Message, ...]], completions: Sequence[str]
-    ) -> Sequence[float]: ...
+        self, prompts: Sequence[Text], completions: Sequence[Text], *, token_budget: int
+    ) -> list[float]: ...
 
 
 class LearnedPart:
-    """Scores rollouts in batches of about ``token_budget`` padded tokens, longest together."""
+    """Scores rollouts by a reward model, in batches of at most ``token_budget`` padded tokens."""
 
-    def __init__(self, model: TextScorer, token_budget: int = 8192, name: str = "learned") -> None:
-        if token_budget < 1:
-            raise ValueError(f"token_budget must be at least 1, got {token_budget}")
+    def __init__(self, model: TextScorer, token_budget: int = 16_384, name: str = "learned") -> None:
+        if not isinstance(token_budget, int) or token_budget < 1:
+            raise ValueError(f"token_budget must be a whole number of at least 1, got {token_budget!r}")
         self.model, self.token_budget, self.name = model, token_budget, name
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score | Failure]:
-        lengths = [len(r.prompt_ids) + len(r.text) // _CHARS_PER_TOKEN + 1 for r in rollouts]
-        raw: list[float] = [math.nan] * len(rollouts)
-        for rows in batches_by_length(lengths, self.token_budget):
-            scores = self.model.score_texts(
-                [rollouts[i].prompt.text for i in rows], [rollouts[i].text for i in rows]
-            )
-            for i, score in zip(rows, scores, strict=True):
-                raw[i] = float(score)
-        return [self._result(score) for score in raw]
+        prompts = [rollout.prompt.text for rollout in rollouts]
+        scores = self.model.score_texts(prompts, [_turn(r) for r in rollouts], token_budget=self.token_budget)
+        return [self._result(float(score)) for score in scores]
 
     def _result(self, raw: float) -> Score | Failure:
         if not math.isfinite(raw):
             return Failure(self.name, f"the reward model gave {raw}")
-        return Score(raw - self.model.score_offset, {"raw": raw})
-
-
-def batches_by_length(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Indices in batches with rows * longest <= token_budget, shortest first; a row longer than the budget
-    stands alone.
-    """
-    batches: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        if batches and (len(batches[-1]) + 1) * lengths[index] <= token_budget:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-    return batches
+        return Score(raw + self.model.score_offset, {"raw": raw})
 
 
 def load_learned(path: str) -> TextScorer:
@@ -72,3 +52,8 @@ def load_learned(path: str) -> TextScorer:
     from tether.models.reward import RewardModel
 
     return RewardModel.load(path)
+
+
+def _turn(rollout: Rollout) -> Text:
+    """The answer in the form of its prompt: a turn after a conversation, plain text after plain text."""
+    return rollout.text if isinstance(rollout.prompt.text, str) else (Message("assistant", rollout.text),)

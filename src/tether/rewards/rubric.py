@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, SupportsFloat
 
-from tether.errors import RewardError, TetherError
+from tether.errors import DataError, RewardError, TetherError
 from tether.types import Failure, Rollout, RolloutGroup, Score, StopReason
 
 __all__ = ["FailureCount", "RewardPart", "Rubric", "count_failures", "weighted_total"]
@@ -134,9 +134,9 @@ def _score_part(name: str, part: RewardPart, rollouts: Sequence[Rollout]) -> lis
         return []
     try:
         results = list(part.score(rollouts))
-    except TetherError:
-        raise
     except Exception as error:
+        if isinstance(error, TetherError) and not isinstance(error, DataError):
+            raise  # a run that cannot go on, not a row
         if len(rollouts) == 1:
             return [Failure(name, f"{type(error).__name__}: {error}")]
         return [result for rollout in rollouts for result in _score_part(name, part, [rollout])]

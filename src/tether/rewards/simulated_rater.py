@@ -10,7 +10,7 @@ so half of the points need both: to finish, and to speak of the question.
 
 | part | 1 when | otherwise |
 |---|---|---|
-| finished | the engine did not cut it, and it ends with . ! or ? | 0 cut or trailing off; 0.4 without a full stop |
+| finished | the engine did not cut it; it ends with . ! or ? | 0 cut or trailing off; 0.4 without full stop |
 | brevity | 8 to 30 words | half a cosine wave down to 0 at 0 words and at 60 words |
 | topic | at least half of the question's content words occur in it (crude stems) | their share / half |
 | substance | at least 5 content words that are not in the question | their number / 5 (an echo: 0) |

@@ -37,10 +37,9 @@ def draw(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, "R"], sampli
     Example: logits log [.25, .75], temperature 1: u .2 -> token 0, -1.386294; u .3 -> token 1, -.287682.
     """
     logits_RV = logits_RV.float()
-    best_R = logits_RV.max(-1)
-    certain_R = torch.where(best_R.values.isfinite(), 0.0, torch.nan)
+    certain_R = torch.where(logits_RV.amax(-1).isfinite(), 0.0, torch.nan)
     if sampling.greedy:
-        return Drawn(best_R.indices, certain_R)
+        return Drawn(logits_RV.argmax(-1), certain_R)
     if sampling.truncated:
         logits_RV, scale = _filtered(logits_RV, sampling), 1.0
     else:

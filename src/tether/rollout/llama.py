@@ -22,6 +22,7 @@ __all__ = ["LlamaDecoder", "LlamaWeights", "pack_llama", "why_not_llama"]
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # frequencies that do not depend on the longest row of a batch
 PREFILL_TOKENS = 4096  # most prompt tokens of one packed pass
+RING_GROWTH = 32  # columns by which the cache grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,56 +118,51 @@ def pack_llama(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaWeights:
 
 class LlamaDecoder:
     """The state of one ``generate`` call: the cache and who sits where. Weights come with each call, so that a publish
-    in mid-generation takes effect from the next token on. Rows are 0 ... R-1, dense at all times."""
+    in mid-generation takes effect from the next token on. Rows are 0 ... R-1, dense at all times.
 
-    def __init__(
-        self, weights: LlamaWeights, *, max_rows: int, prompt_columns: int, response_columns: int
-    ) -> None:
-        dtype, device = weights.head.dtype, weights.head.device
-        columns = prompt_columns + response_columns
-        size = (len(weights.layers), max_rows, weights.kv_heads)
-        # Keys lie transposed: query (G, D) times keys (D, C) is the fast orientation for bf16 on CPU.
-        self._keys_LRKDC = torch.empty(*size, weights.head_size, columns, dtype=dtype, device=device)
-        self._values_LRKCD = torch.empty(*size, columns, weights.head_size, dtype=dtype, device=device)
-        self._bias_RC = torch.full((max_rows, columns), -torch.inf, device=device)
-        positions = torch.arange(columns, device=device)
+    The cache is as wide as is in use, rounded up: a batched product over a slice of columns would copy it each time.
+    """
+
+    def __init__(self, weights: LlamaWeights, *, max_rows: int, max_positions: int, response_columns: int) -> None:
+        device = weights.head.device
+        positions = torch.arange(max_positions, device=device)
         cos, sin = weights.rotary(torch.empty(0, device=device), positions[None])
         half = weights.head_size // 2
         self._cos_PD = cos[0].float()
-        self._sin_PD = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1).float()  # for a roll in place of rotate_half
-        self._prompt_columns, self._response_columns = prompt_columns, response_columns
+        self._sin_PD = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1).float()  # rotate_half is then a roll
+        self._max_rows, self._response_columns = max_rows, response_columns
+        self._prompt_columns = self._ring_columns = 0
+        blank = torch.empty(max_rows, weights.kv_heads, 0, weights.head_size, dtype=weights.head.dtype, device=device)
+        self._keys = [blank for _ in weights.layers]  # each (rows, K, C, D)
+        self._values = [blank for _ in weights.layers]
+        self._bias_RC = torch.empty(max_rows, 0, device=device)
         self._lengths: list[int] = []  # tokens in the cache, per live row
-        self._prompts: list[int] = []  # prompt tokens, per live row
         self._steps = 0
 
     def join(
         self, weights: LlamaWeights, prompts: Sequence[Sequence[int]], counts: Sequence[int]
     ) -> Float[Tensor, "R V"]:
         """Add ``counts[i]`` rows of prompt i after the live rows; the logits of their first tokens. Each prompt is
-        computed once."""
-        if not self._lengths:
-            self._steps = 0
-        lengths = [len(prompt) for prompt in prompts]
-        device = weights.head.device
+        computed once, packed with the others and without padding."""
+        lengths, device = [len(prompt) for prompt in prompts], weights.head.device
+        self._make_room(max(lengths))
+        rows, first = [], len(self._lengths)
+        for count, length in zip(counts, lengths, strict=True):
+            rows.append(slice(first, first + count))
+            first += count
+            self._bias_RC[rows[-1]] = -torch.inf
+            self._bias_RC[rows[-1], self._prompt_columns - length : self._prompt_columns] = 0.0
+            self._lengths += [length] * count
         hidden_Nh = _embed(weights, torch.tensor([t for prompt in prompts for t in prompt], device=device))
         positions_N = torch.cat([torch.arange(length, device=device) for length in lengths])
         rotation = self._cos_PD[positions_N, None], self._sin_PD[positions_N, None]
-        starts = [len(self._lengths) + sum(counts[:i]) for i in range(len(counts))]
         for index, layer in enumerate(weights.layers):
             q_NHD, k_NKD, v_NKD = _heads(weights, layer, hidden_Nh, rotation)
-            parts, first = [], 0
-            for start, count, length in zip(starts, counts, lengths, strict=True):
-                own = slice(first, first + length)
-                parts.append(_causal_attention(q_NHD[own], k_NKD[own], v_NKD[own]))
-                self._write_prompt(index, slice(start, start + count), k_NKD[own], v_NKD[own])
-                first += length
-            hidden_Nh = _rest_of_layer(weights, layer, hidden_Nh, torch.cat(parts))
-        for start, count, length in zip(starts, counts, lengths, strict=True):
-            self._bias_RC[start : start + count] = -torch.inf
-            end = self._prompt_columns
-            self._bias_RC[start : start + count, end - length : end] = 0.0
-            self._lengths += [length] * count
-            self._prompts += [length] * count
+            mixed = []
+            for own, q, k, v in zip(rows, *(x.split(lengths) for x in (q_NHD, k_NKD, v_NKD)), strict=True):
+                mixed.append(_causal_attention(q, k, v))
+                self._write_prompt(index, own, k, v)
+            hidden_Nh = _rest_of_layer(weights, layer, hidden_Nh, torch.cat(mixed))
         last_P = torch.tensor(lengths, device=device).cumsum(0) - 1
         logits_PV = _logits(weights, hidden_Nh[last_P])
         return logits_PV.repeat_interleave(torch.tensor(counts, device=device), 0)
@@ -174,54 +170,71 @@ class LlamaDecoder:
     def step(self, weights: LlamaWeights, tokens: Sequence[int]) -> Float[Tensor, "R V"]:
         """Feed one token to each live row; the logits of the next."""
         num_rows, device = len(self._lengths), weights.head.device
+        if self._steps % self._response_columns == self._ring_columns:
+            self._resize(self._prompt_columns, min(self._ring_columns + RING_GROWTH, self._response_columns))
         column = self._prompt_columns + self._steps % self._response_columns
         self._steps += 1
         self._bias_RC[:num_rows, column] = 0.0
-        live = slice(self._prompt_columns - max(self._prompts), self._ring_end())
-        bias_R11C = self._bias_RC[:num_rows, None, None, live]
+        bias_R11C = self._bias_RC[:num_rows, None, None]
         positions_R = torch.tensor(self._lengths, device=device)
         rotation = self._cos_PD[positions_R, None], self._sin_PD[positions_R, None]
         hidden_Rh = _embed(weights, torch.tensor(tokens, device=device))
         for index, layer in enumerate(weights.layers):
             q_RHD, k_RKD, v_RKD = _heads(weights, layer, hidden_Rh, rotation)
-            keys_RKDC, values_RKCD = self._keys_LRKDC[index, :num_rows], self._values_LRKCD[index, :num_rows]
-            keys_RKDC[..., column] = k_RKD
+            keys_RKCD, values_RKCD = self._keys[index][:num_rows], self._values[index][:num_rows]
+            keys_RKCD[:, :, column] = k_RKD
             values_RKCD[:, :, column] = v_RKD
-            mixed = _cached_attention(q_RHD, keys_RKDC[..., live], values_RKCD[:, :, live], bias_R11C)
-            hidden_Rh = _rest_of_layer(weights, layer, hidden_Rh, mixed)
+            mixed_Rh = _cached_attention(q_RHD, keys_RKCD, values_RKCD, bias_R11C)
+            hidden_Rh = _rest_of_layer(weights, layer, hidden_Rh, mixed_Rh)
         self._lengths = [length + 1 for length in self._lengths]
         return _logits(weights, hidden_Rh)
 
     def keep(self, alive: Sequence[bool]) -> list[int]:
         """Drop the other rows; rows from the end fill the holes. Returns the old index of each new row."""
-        order = [row for row, lives in enumerate(alive) if lives]
-        num_left = len(order)
+        num_left = sum(alive)
         holes = [row for row in range(num_left) if not alive[row]]
-        movers = [row for row in order if row >= num_left]
+        movers = [row for row in range(num_left, len(alive)) if alive[row]]
         if holes:
-            live = slice(self._prompt_columns - max(self._prompts), self._ring_end())
-            self._keys_LRKDC[:, holes, ..., live] = self._keys_LRKDC[:, movers, ..., live]
-            self._values_LRKCD[:, holes, :, live] = self._values_LRKCD[:, movers, :, live]
-            self._bias_RC[holes] = self._bias_RC[movers]
+            for cache in (*self._keys, *self._values, self._bias_RC):
+                cache[holes] = cache[movers]
         origin = dict(zip(holes, movers, strict=True))
         order = [origin.get(row, row) for row in range(num_left)]
         self._lengths = [self._lengths[row] for row in order]
-        self._prompts = [self._prompts[row] for row in order]
         return order
 
-    def _ring_end(self) -> int:
-        return self._prompt_columns + min(self._steps, self._response_columns)
+    def _make_room(self, longest: int) -> None:
+        """A prompt region of at least this many columns; a fresh and narrow cache where no row is live."""
+        if not self._lengths:
+            self._steps = 0
+            ring = min(RING_GROWTH, self._response_columns)
+            if (longest, ring) != (self._prompt_columns, self._ring_columns):
+                self._prompt_columns = self._ring_columns = 0
+                self._bias_RC = self._bias_RC[:, :0]
+                self._resize(longest, ring)
+        elif longest > self._prompt_columns:
+            self._resize(longest, self._ring_columns)
+
+    def _resize(self, prompt_columns: int, ring_columns: int) -> None:
+        """Move the columns into wider buffers: prompts end at the new border, the ring begins there. New columns are
+        zero (a weight of zero times what memory holds may be NaN)."""
+        columns, old = prompt_columns + ring_columns, self._bias_RC.shape[1]
+        live, shift = len(self._lengths), prompt_columns - self._prompt_columns
+        kept = slice(shift, shift + old)
+        for caches in (self._keys, self._values):
+            for index, cache in enumerate(caches):
+                wide = cache.new_zeros(self._max_rows, cache.shape[1], columns, cache.shape[3])
+                if old:
+                    wide[:live, :, kept] = cache[:live]
+                caches[index] = wide
+        bias_RC = self._bias_RC.new_full((self._max_rows, columns), -torch.inf)
+        bias_RC[:live, kept] = self._bias_RC[:live]
+        self._bias_RC, self._prompt_columns, self._ring_columns = bias_RC, prompt_columns, ring_columns
 
     def _write_prompt(self, layer: int, rows: slice, k_NKD: Tensor, v_NKD: Tensor) -> None:
-        """Lay one prompt's keys and values into its rows, and zeros where a masked product must not meet old NaN."""
-        end = self._prompt_columns
-        own = slice(end - k_NKD.shape[0], end)
-        keys_RKDC, values_RKCD = self._keys_LRKDC[layer, rows], self._values_LRKCD[layer, rows]
-        for blank in (slice(0, own.start), slice(end, self._ring_end())):
-            keys_RKDC[..., blank] = 0
-            values_RKCD[:, :, blank] = 0
-        keys_RKDC[..., own] = k_NKD.permute(1, 2, 0)
-        values_RKCD[:, :, own] = v_NKD.transpose(0, 1)
+        """Lay one prompt's keys and values into its rows (what earlier rows left there is finite, and masked)."""
+        own = slice(self._prompt_columns - k_NKD.shape[0], self._prompt_columns)
+        self._keys[layer][rows, :, own] = k_NKD.transpose(0, 1)
+        self._values[layer][rows, :, own] = v_NKD.transpose(0, 1)
 
 
 def _embed(weights: LlamaWeights, tokens_N: Tensor) -> Tensor:
@@ -259,14 +272,15 @@ def _causal_attention(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
     return mixed[0].transpose(0, 1).flatten(1)
 
 
-def _cached_attention(q_RHD: Tensor, keys_RKDC: Tensor, values_RKCD: Tensor, bias_R11C: Tensor) -> Tensor:
+def _cached_attention(q_RHD: Tensor, keys_RKCD: Tensor, values_RKCD: Tensor, bias_R11C: Tensor) -> Tensor:
     """softmax(q k / sqrt(D) + bias) v with the G queries of a key-value head as one small matrix product."""
-    rows, kv_heads, size, columns = keys_RKDC.shape
+    rows, kv_heads, columns, size = keys_RKCD.shape
     q_XGD = q_RHD.reshape(rows * kv_heads, -1, size)
-    scores_XGC = torch.bmm(q_XGD, keys_RKDC.reshape(rows * kv_heads, size, columns))
+    scores_XGC = torch.bmm(q_XGD, keys_RKCD.view(rows * kv_heads, columns, size).transpose(1, 2))
     scores_RKGC = scores_XGC.view(rows, kv_heads, -1, columns)
     weights_RKGC = torch.softmax(torch.add(bias_R11C, scores_RKGC, alpha=size**-0.5), -1).to(q_RHD.dtype)
-    return torch.bmm(weights_RKGC.flatten(0, 1), values_RKCD.reshape(rows * kv_heads, columns, size)).view(rows, -1)
+    mixed_XGD = torch.bmm(weights_RKGC.flatten(0, 1), values_RKCD.view(rows * kv_heads, columns, size))
+    return mixed_XGD.view(rows, -1)
 
 
 def _rest_of_layer(weights: LlamaWeights, layer: LlamaLayer, hidden_Nh: Tensor, mixed_Nh: Tensor) -> Tensor:

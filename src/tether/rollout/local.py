@@ -95,7 +95,7 @@ class LocalSampler:
     def _session(self, requests: Sequence[Request], sampling: Sampling) -> _Session:
         if self._packed is None:
             return _PlainSession(PlainDecoder(self._model, pad_id=self.pad_id, compute_dtype=self.compute_dtype))
-        rows = min(self.max_rows, sum(request.num_samples for request in requests))
+        rows = min(self.max_rows, max(1, sum(request.num_samples for request in requests)))
         longest = max((len(request.prompt_ids) for request in requests), default=1)
         return _LlamaSession(self, rows, longest, sampling.max_new_tokens)
 
@@ -154,10 +154,10 @@ class _Session(Protocol):
 
 
 class _LlamaSession:
-    def __init__(self, sampler: LocalSampler, max_rows: int, prompt_columns: int, response_columns: int) -> None:
+    def __init__(self, sampler: LocalSampler, max_rows: int, longest_prompt: int, budget: int) -> None:
         self._sampler = sampler
         self._decoder = LlamaDecoder(
-            self._weights, max_rows=max_rows, prompt_columns=prompt_columns, response_columns=response_columns
+            self._weights, max_rows=max_rows, max_positions=longest_prompt + budget, response_columns=budget
         )
 
     @property

@@ -84,11 +84,11 @@ def evaluate_policy(name: str, policy: Policy, reference: Reference | None, samp
     groups = score.score(rollouts)
     by_prompt = tuple(float(np.nanmean(group.scores)) if not all(map(math.isnan, group.scores)) else math.nan for group in groups)
     finite = np.array([value for value in by_prompt if not math.isnan(value)])
-    low, high = bootstrap_mean(finite, confidence=config.confidence, seed=seed)
+    interval = bootstrap_mean(finite, confidence=config.confidence, seed=seed)
     flat = [rollout for group in rollouts for rollout in group]
     units = None if reference is None else _kl(policy, reference, flat, sampling.temperature, compute)
     return EvaluatedPolicy(
-        name=name, score=config.score, mean=float(finite.mean()), low=low, high=high, num_prompts=len(finite),
+        name=name, score=config.score, mean=interval.estimate, low=interval.low, high=interval.high, num_prompts=len(finite),
         samples_per_prompt=config.samples_per_prompt, confidence=config.confidence,
         response_length=float(np.mean([len(r.completion.token_ids) for r in flat])),
         truncated_share=float(np.mean([r.truncated for r in flat])),
@@ -104,9 +104,8 @@ def evaluate_policy(name: str, policy: Policy, reference: Reference | None, samp
 def gain(before: EvaluatedPolicy, after: EvaluatedPolicy, seed: int) -> Gain:
     """Is ``after`` better on the same prompts? Prompts that either side could not score are left out of the pairs."""
     pairs = np.array([(b, a) for b, a in zip(before.scores_by_prompt, after.scores_by_prompt, strict=True) if not math.isnan(b + a)])
-    difference = pairs[:, 1] - pairs[:, 0]
-    low, high = paired_bootstrap(pairs[:, 0], pairs[:, 1], confidence=after.confidence, seed=seed)
-    return Gain(before.name, after.name, float(difference.mean()), low, high, after.confidence, len(pairs))
+    interval = paired_bootstrap(pairs[:, 0], pairs[:, 1], confidence=after.confidence, seed=seed)
+    return Gain(before.name, after.name, interval.estimate, interval.low, interval.high, after.confidence, len(pairs))
 
 
 @torch.no_grad()

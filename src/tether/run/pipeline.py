@@ -16,9 +16,9 @@ from typing import Any
 from tether.algorithms.policy_gradient import OnlineConfig
 from tether.backends.compute import Compute, resolve_compute
 from tether.config import DataSource, PPOConfig, RunConfig
-from tether.data.lengths import cut_demonstrations, cut_pairs
-from tether.data.load import load_comparisons, load_demonstrations, load_prompts
-from tether.data.overlap import require_disjoint
+from tether.data.lengths import comparison_pairs, demonstration_examples, limit_examples, limit_pairs
+from tether.data.load import load_prompts, load_rows
+from tether.data.overlap import refuse_overlap
 from tether.events import EventLog
 from tether.models.adapters import LoraSpec
 from tether.models.policy import Policy, ValueHead
@@ -26,6 +26,7 @@ from tether.models.reference import Reference
 from tether.models.resolve import resolve_model
 from tether.models.reward import RewardModel
 from tether.models.value import Critic, critic_from_reward_model
+from tether.records import read_comparisons, read_demonstrations, read_prompts
 from tether.rewards.build import build_part, build_rubric
 from tether.rewards.rubric import Rubric
 from tether.rollout.local import LocalSampler
@@ -34,11 +35,12 @@ from tether.run.folder import RunFolder, sha256_text, write_atomic
 from tether.run.learner import OnlineLearner
 from tether.run.observer import Observer, Quiet
 from tether.run.recorder import Recorder
-from tether.run.reward_model import TokenizedPair, split_by_prompt, train_reward_model
+from tether.run.reward_model import split_by_prompt, train_reward_model
 from tether.run.reward_model import num_steps as reward_model_steps
 from tether.run.rl import OnlineRun, rl
 from tether.run.sft import num_steps as sft_steps
 from tether.run.sft import sft
+from tether.types import Message
 
 __all__ = ["RunResult", "run"]
 
@@ -129,21 +131,24 @@ def _load_policy(context: _Context, path: Path | str, *, value_head: ValueHead =
 
 def _sft_stage(context: _Context) -> Path:
     """The start of everything after: the model itself, or the model after SFT."""
-    base = Path(resolve_model(context.config.model.path, local_files_only=context.config.model.local_files_only))
+    base = resolve_model(context.config.model.path, local_files_only=context.config.model.local_files_only)
     config = context.config.sft
     if config is None:
         return base
 
     def build(folder: Path) -> dict[str, Any]:
         policy = _load_policy(context, base)
-        demonstrations = load_demonstrations(config.data)
-        examples, cuts = cut_demonstrations([policy.format.example(d.prompt, d.completion) for d in demonstrations.items], config.max_length)
-        recorder = context.recorder("sft", sft_steps(len(examples), config))
+        rows = load_rows(config.data.path, config.data.split, config.data.limit)
+        demonstrations = read_demonstrations(rows.rows, rows.source)
+        limited = limit_examples(demonstration_examples(demonstrations, policy.format, rows.source), config.max_length, rows.source)
+        recorder = context.recorder("sft", sft_steps(len(limited.examples), config))
+        recorder.message(f"sft: {limited.report}")
         if context.config.compute.activation_checkpointing:
             policy.enable_activation_checkpointing()
-        last = sft(policy, examples, config, context.compute, recorder, context.config.seed)
+        last = sft(policy, limited.examples, config, context.compute, recorder, context.config.seed)
         policy.save(folder)
-        summary = {"loss": last["loss"], "demonstrations": len(examples), "cuts": asdict(cuts), "data_sha256": demonstrations.sha256}
+        summary = {"loss": last["loss"], "demonstrations": len(limited.examples), "cuts": asdict(limited.report),
+                   "data_sha256": rows.sha256, "weights_sha256": policy.weights_fingerprint()}
         recorder.finish(summary)
         return summary
 
@@ -158,17 +163,17 @@ def _reward_model_stage(context: _Context, start: Path) -> Path | None:
     def build(folder: Path) -> dict[str, Any]:
         backbone = start if config.path is None else resolve_model(config.path, local_files_only=context.config.model.local_files_only)
         model = RewardModel.from_base(backbone, seed=context.config.seed).to(context.compute.device)
-        comparisons = load_comparisons(config.data)
-        tokenised = [
-            TokenizedPair(model.format.example(c.prompt, c.chosen), model.format.example(c.prompt, c.rejected), repr(c.prompt), c.margin)
-            for c in comparisons.items
-        ]
-        pairs, cuts = cut_pairs(tokenised, config.max_length)
-        training, held_out = split_by_prompt(pairs, config.held_out_share, context.config.seed)
+        rows = load_rows(config.data.path, config.data.split, config.data.limit)
+        comparisons = read_comparisons(rows.rows, rows.source)
+        limited = limit_pairs(comparison_pairs(comparisons, model.format, rows.source), config.max_length, rows.source)
+        keys = [repr(comparisons[index].prompt) for index in limited.kept]
+        training, held_out = split_by_prompt(limited.pairs, keys, config.held_out_share, context.config.seed)
         recorder = context.recorder("reward_model", reward_model_steps(len(training), config))
+        recorder.message(f"reward_model: {limited.report}; {len(training)} pairs to train on, {len(held_out)} held out")
         result = train_reward_model(model, training, held_out, config, context.compute, recorder, context.config.seed)
         model.save(folder)
-        summary = {"held_out": asdict(result), "training_pairs": len(training), "cuts": asdict(cuts), "data_sha256": comparisons.sha256}
+        summary = {"held_out": asdict(result), "training_pairs": len(training), "cuts": asdict(limited.report),
+                   "data_sha256": rows.sha256, "weights_sha256": model.weights_fingerprint()}
         recorder.finish(summary)
         return summary
 
@@ -181,15 +186,16 @@ def _rl_stage(context: _Context, name: str, start: Path, reward_model: Path | No
     inputs = [start] + ([reward_model] if reward_model else [])
 
     def build(folder: Path) -> dict[str, Any]:
-        prompts = load_prompts(config.prompts)
+        rows = load_rows(config.prompts.path, config.prompts.split, config.prompts.limit)
+        prompts = read_prompts(rows.rows, rows.source)
         learner = _learner(context, config, start, reward_model)
-        rubric = build_rubric(config.rewards, reward_model_path=reward_model, compute=context.compute,
-                              max_new_tokens=config.sampling.max_new_tokens)
+        rubric = build_rubric(config.rewards, reward_model=_scorer(context, reward_model))
         recorder = context.recorder(stage, config.steps)
         sampler = _sampler(context, learner.policy, config.sampling.max_rows)
-        last = rl(OnlineRun(learner, sampler, rubric, prompts.items, context.config.seed), recorder)
+        last = rl(OnlineRun(learner, sampler, rubric, prompts, context.config.seed), recorder)
         learner.policy.save(folder)
-        summary = {"last_step": last, "beta": learner.controller.beta, "data_sha256": prompts.sha256}
+        summary = {"last_step": last, "beta": learner.controller.beta, "data_sha256": rows.sha256,
+                   "weights_sha256": learner.policy.weights_fingerprint()}
         recorder.finish(summary)
         return summary
 
@@ -212,6 +218,25 @@ def _learner(context: _Context, config: OnlineConfig, start: Path, reward_model:
     return OnlineLearner(policy, reference, config, context.compute, critic=critic, seed=context.config.seed)
 
 
+class _AutocastScorer:
+    """A reward model as the rubric sees it, in the precision of this run."""
+
+    def __init__(self, model: RewardModel, compute: Compute) -> None:
+        self._model, self._compute = model, compute
+        self.score_offset = model.score_offset
+
+    def score_texts(self, prompts: Sequence[str | tuple[Message, ...]], completions: Sequence[str]) -> list[float]:
+        """Raw scores."""
+        with self._compute.autocast():
+            return self._model.score_texts(prompts, completions, token_budget=self._compute.token_budget)
+
+
+def _scorer(context: _Context, folder: Path | None) -> _AutocastScorer | None:
+    if folder is None:
+        return None
+    return _AutocastScorer(RewardModel.load(folder).to(context.compute.device).requires_grad_(False), context.compute)
+
+
 def _sampler(context: _Context, policy: Policy, max_rows: int) -> LocalSampler:
     return LocalSampler(policy.model, policy.format.eos_ids, policy.format.pad_id, context.compute.dtype, max_rows)
 
@@ -223,12 +248,13 @@ def _evaluate_stage(context: _Context, start: Path, policies: Mapping[str, Path]
     config = context.config.evaluate
     if config is None:
         return None
-    prompts = load_prompts(config.prompts)
+    rows = load_rows(config.prompts.path, config.prompts.split, config.prompts.limit)
+    prompts = read_prompts(rows.rows, rows.source)
     for source in _training_sources(context.config):
-        require_disjoint(load_prompts(source).items, prompts.items, source.path, config.prompts.path)
+        refuse_overlap([p.text for p in load_prompts(source)], [p.text for p in prompts])
     score = Rubric([(config.score, 1.0, build_part(config.score, dict(config.score_params)))])
-    proxies = {name: build_rubric(rl_config.rewards, reward_model_path=reward_model, compute=context.compute,
-                                  max_new_tokens=config.sampling.max_new_tokens) for name, rl_config in context.config.rl.items()}
+    scorer = _scorer(context, reward_model)
+    proxies = {name: build_rubric(rl_config.rewards, reward_model=scorer) for name, rl_config in context.config.rl.items()}
     reference = Reference.frozen_copy(_load_policy(context, start))
     recorder = context.recorder("evaluate", 1 + len(policies))
     results: list[EvaluatedPolicy] = []
@@ -236,11 +262,11 @@ def _evaluate_stage(context: _Context, start: Path, policies: Mapping[str, Path]
         policy = _load_policy(context, path)
         sampler = _sampler(context, policy, config.sampling.max_rows)
         used = proxies if name == "start" else {name: proxies[name]}
-        results.append(evaluate_policy(name, policy, None if name == "start" else reference, sampler, prompts.items, score, used, config,
+        results.append(evaluate_policy(name, policy, None if name == "start" else reference, sampler, prompts, score, used, config,
                                        context.compute, context.config.seed))
         context.observer.step("evaluate", len(results), {})
     gains = [gain(results[0], result, context.config.seed) for result in results[1:]]
-    evaluation = {"prompts_sha256": prompts.sha256, "policies": [r.as_dict() for r in results],
+    evaluation = {"prompts_sha256": rows.sha256, "policies": [r.as_dict() for r in results],
                   "gains": [{**asdict(g), "excludes_zero": g.excludes_zero} for g in gains]}
     write_atomic(context.folder.path / "evaluation.json", json.dumps(evaluation, indent=2) + "\n")
     recorder.finish({"gains": evaluation["gains"]})

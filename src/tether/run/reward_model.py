@@ -15,26 +15,16 @@ from tether.backends.local import LocalWorker
 from tether.config import RewardModelConfig
 from tether.data.batches import pad_examples
 from tether.data.cursor import Cursor
+from tether.data.lengths import TokenizedPair
 from tether.data.packing import microbatches
 from tether.errors import DataError
 from tether.maths.reward_loss import bt_loss, pair_metrics
 from tether.metrics import MetricSums
 from tether.models.reward import RewardModel
 from tether.run.recorder import Recorder
-from tether.stats import wilson_interval
-from tether.text.chat import TokenizedExample
+from tether.stats import wilson
 
-__all__ = ["HeldOut", "TokenizedPair", "num_steps", "split_by_prompt", "train_reward_model"]
-
-
-@dataclass(frozen=True)
-class TokenizedPair:
-    """A comparison as ids. ``prompt_key`` decides the side of the split; ``margin`` in score units."""
-
-    chosen: TokenizedExample
-    rejected: TokenizedExample
-    prompt_key: str
-    margin: float = 0.0
+__all__ = ["HeldOut", "num_steps", "split_by_prompt", "train_reward_model"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +38,8 @@ class HeldOut:
     nll: float
     ece: float
     mean_margin: float
+    score_mean: float
+    score_std: float
 
 
 def num_steps(num_pairs: int, config: RewardModelConfig) -> int:
@@ -55,21 +47,22 @@ def num_steps(num_pairs: int, config: RewardModelConfig) -> int:
     return config.epochs * math.ceil(num_pairs / config.batch_size)
 
 
-def split_by_prompt(pairs: Sequence[TokenizedPair], share: float, seed: int) -> tuple[list[TokenizedPair], list[TokenizedPair]]:
+def split_by_prompt(pairs: Sequence[TokenizedPair], keys: Sequence[str], share: float, seed: int) -> tuple[list[TokenizedPair], list[TokenizedPair]]:
     """(training, held out): the prompts with the smallest hashes of (seed, prompt) are held out, with all their pairs."""
     def rank(key: str) -> bytes:
         return hashlib.blake2b(f"{seed}\0{key}".encode(), digest_size=8).digest()
 
-    keys = sorted({pair.prompt_key for pair in pairs}, key=rank)
-    held = set(keys[: max(1, round(share * len(keys)))])
-    if len(held) == len(keys):
-        raise DataError(f"the comparisons have {len(keys)} distinct prompt(s): at least 2 are needed to hold some out")
-    return [p for p in pairs if p.prompt_key not in held], [p for p in pairs if p.prompt_key in held]
+    ordered = sorted(set(keys), key=rank)
+    held = set(ordered[: max(1, round(share * len(ordered)))])
+    if len(held) == len(ordered):
+        raise DataError(f"the comparisons have {len(ordered)} distinct prompt(s): at least 2 are needed to hold some out")
+    training = [pair for pair, key in zip(pairs, keys, strict=True) if key not in held]
+    return training, [pair for pair, key in zip(pairs, keys, strict=True) if key in held]
 
 
 def train_reward_model(model: RewardModel, pairs: Sequence[TokenizedPair], held_out: Sequence[TokenizedPair], config: RewardModelConfig,
                        compute: Compute, recorder: Recorder, seed: int) -> HeldOut:
-    """Train ``model`` in place, then measure it on ``held_out``."""
+    """Train ``model`` in place, measure it on ``held_out``, and give its scores mean 0 and std 1 there (Ziegler et al. 2019)."""
     worker = LocalWorker([model], config.optim, recorder.num_steps)
     cursor = Cursor(len(pairs), seed)
     per_epoch = math.ceil(len(pairs) / config.batch_size)
@@ -77,7 +70,10 @@ def train_reward_model(model: RewardModel, pairs: Sequence[TokenizedPair], held_
         position = (step - 1) % per_epoch * config.batch_size
         chosen = cursor.next(min(config.batch_size, len(pairs) - position))
         recorder.step(step, _step(model, [pairs[index] for index in chosen], config, worker, compute))
-    return measure(model, held_out, compute)
+    result = measure(model, held_out, compute)
+    if result.score_std > 0:
+        model.normalise(result.score_mean, result.score_std)
+    return result
 
 
 def _step(model: RewardModel, pairs: Sequence[TokenizedPair], config: RewardModelConfig, worker: LocalWorker, compute: Compute) -> dict[str, float]:
@@ -112,13 +108,16 @@ def _scores(model: RewardModel, pairs: Sequence[TokenizedPair], compute: Compute
 
 @torch.no_grad()
 def measure(model: RewardModel, pairs: Sequence[TokenizedPair], compute: Compute) -> HeldOut:
-    """Held-out figures; a tie counts one half."""
+    """Held-out figures of the raw scores; a tie counts one half."""
     lengths = [max(len(p.chosen.token_ids), len(p.rejected.token_ids)) for p in pairs]
     chosen, rejected = [], []
     for micro in microbatches(lengths, max(compute.token_budget // 2, 1)):
         c_B, r_B = _scores(model, [pairs[index] for index in micro], compute)
         chosen.append(c_B)
         rejected.append(r_B)
-    figures = pair_metrics(torch.cat(chosen), torch.cat(rejected), 10)
-    low, high = wilson_interval(float(figures.accuracy) * len(pairs), len(pairs))
-    return HeldOut(len(pairs), float(figures.accuracy), low, high, float(figures.nll), float(figures.ece), float(figures.mean_margin))
+    chosen_B, rejected_B = torch.cat(chosen), torch.cat(rejected)
+    figures = pair_metrics(chosen_B, rejected_B, 10)
+    interval = wilson(round(figures.accuracy * len(pairs)), len(pairs))
+    both_2B = torch.cat([chosen_B, rejected_B])
+    return HeldOut(len(pairs), figures.accuracy, interval.low, interval.high, figures.nll, figures.ece, figures.mean_margin,
+                   float(both_2B.mean()), float(both_2B.std()))

@@ -96,7 +96,7 @@ def _describe_rollouts(metrics: MetricSums, groups: Sequence[RolloutGroup]) -> N
     metrics.add("response_length_max", max(lengths))
     metrics.add("truncated_share", sum(rollout.truncated for rollout in rollouts), len(rollouts))
     metrics.add("distinct_share", len({rollout.text for rollout in rollouts}), len(rollouts))
-    metrics.add("repeat_share", sum(ngram_stats([list(r.completion.token_ids) for r in rollouts]).repeat_share), len(rollouts))
+    metrics.add("repeat_share", sum(ngram_stats([list(r.completion.token_ids) for r in rollouts]).repeat_share_B), len(rollouts))
     for group in groups:
         for components in group.components:
             for name, value in components.items():
