@@ -1,7 +1,8 @@
 """GRPO by hand, on a model made on the spot. Runs in seconds: python examples/grpo_loop.py
 
-No value function: several answers to one question are compared with each other, and the group's mean is the baseline. The KL to the frozen
-reference acts in the loss, as k3 times the importance ratio, whose gradient is that of KL(policy || reference).
+No value function: several answers to one question are compared with each other, and the group's mean is the
+baseline. The KL to the frozen reference acts in the loss, as k3 times the importance ratio, whose gradient
+is that of KL(policy || reference).
 Axes: B answers, T tokens, V vocabulary. The full loop is tether/run/rl.py with tether/run/learner.py.
 """
 
@@ -42,7 +43,8 @@ def reward(answer: str) -> float:
 
 @torch.no_grad()
 def sample(policy: Policy, question: str, generator: torch.Generator) -> list[TokenizedExample]:
-    """A group of answers by repeated forward passes. An answer ends with an end token, which it keeps, or with the budget."""
+    """A group of answers by repeated forward passes. An answer ends with an end token, which it keeps, or
+    with the budget."""
     prompt_ids = policy.format.prompt_ids((Message("user", question),))
     ids_BT = torch.tensor([prompt_ids] * GROUP)
     answers: list[list[int]] = [[] for _ in range(GROUP)]
@@ -71,7 +73,10 @@ class Round:
 def collect(policy: Policy, reference: Reference, generator: torch.Generator) -> Round:
     """Sample, score, and look at the answers with the old policy and the reference."""
     rows = [row for question in QUESTIONS for row in sample(policy, question, generator)]
-    texts = [policy.format.decode([i for i, live in zip(row.token_ids, row.response_mask, strict=True) if live]) for row in rows]
+    texts = [
+        policy.format.decode([i for i, live in zip(row.token_ids, row.response_mask, strict=True) if live])
+        for row in rows
+    ]
     batch = pad_examples(rows, policy.format.pad_id)
     group_ids_B = torch.arange(len(QUESTIONS)).repeat_interleave(GROUP)
     old_logprobs_BT = policy.forward_response(batch, TEMPERATURE).logprobs_BT
@@ -80,7 +85,8 @@ def collect(policy: Policy, reference: Reference, generator: torch.Generator) ->
 
 
 def update(policy: Policy, optimiser: torch.optim.Optimizer, data: Round, beta: float) -> None:
-    """A few passes over one round. A group without spread in its scores has advantage 0: it teaches nothing."""
+    """A few passes over one round. A group without spread in its scores has advantage 0: it teaches
+    nothing."""
     mask_BT = data.batch.response_mask_BT
     advantages_BT = broadcast_to_tokens(grpo_advantages(data.scores_B, data.group_ids_B), mask_BT)
     for _ in range(EPOCHS):
@@ -97,7 +103,8 @@ def update(policy: Policy, optimiser: torch.optim.Optimizer, data: Round, beta: 
 
 
 def main(steps: int = 25, seed: int = 0, beta: float = 0.02) -> tuple[list[float], float]:
-    """Trains and prints; returns the mean reward of every step, and the last KL to the reference in nats per sequence."""
+    """Trains and prints; returns the mean reward of every step, and the last KL to the reference in nats
+    per sequence."""
     with tempfile.TemporaryDirectory() as scratch:
         policy = Policy.load(make_tiny(Path(scratch) / "tiny", seed))
     reference = Reference.frozen_copy(policy)
@@ -112,7 +119,8 @@ def main(steps: int = 25, seed: int = 0, beta: float = 0.02) -> tuple[list[float
         rewards.append(float(data.scores_B.mean()))
         dead, groups = dead_groups(data.scores_B, data.group_ids_B)
         if step == 1 or step % 5 == 0:
-            print(f"step {step:3d}   reward {rewards[-1]:.3f}   dead groups {dead} of {groups}   KL {kl:.2f} nats per sequence")
+            tether = f"KL {kl:.2f} nats per sequence"
+            print(f"step {step:3d}   reward {rewards[-1]:.3f}   dead groups {dead} of {groups}   {tether}")
         update(policy, optimiser, data, beta)
     return rewards, kl
 

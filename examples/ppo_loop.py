@@ -1,7 +1,9 @@
 """PPO with a KL tether by hand, on a model made on the spot. Runs in seconds: python examples/ppo_loop.py
 
-Four kinds of log-probabilities of the same tokens appear, and are never mixed: `logprobs` of the weights being trained, `old_logprobs` of the
-weights that sampled, `ref_logprobs` of the frozen reference. (What a sampler reports is the fourth; here the trainer recomputes it.)
+Three kinds of log-probabilities of the same tokens appear, and are never mixed: `logprobs` of the weights
+being trained, `old_logprobs` of the weights that sampled, `ref_logprobs` of the frozen reference. (What a
+sampler itself reports is a fourth; this script samples with the trained model and computes the old ones
+from it.)
 Axes: B answers, T tokens, V vocabulary. The full loop is tether/run/rl.py with tether/run/learner.py.
 """
 
@@ -14,7 +16,16 @@ from pathlib import Path
 import torch
 
 from tether.data.batches import TextBatch, pad_examples
-from tether.maths import gae, inverse_cdf_sample, kl_units, masked_sum, ppo_surrogate, shaped_rewards, value_loss, whiten
+from tether.maths import (
+    gae,
+    inverse_cdf_sample,
+    kl_units,
+    masked_sum,
+    ppo_surrogate,
+    shaped_rewards,
+    value_loss,
+    whiten,
+)
 from tether.models.policy import Policy
 from tether.models.reference import Reference
 from tether.models.tiny import make_tiny
@@ -33,7 +44,8 @@ def reward(answer: str) -> float:
 
 @torch.no_grad()
 def sample(policy: Policy, question: str, generator: torch.Generator) -> list[TokenizedExample]:
-    """Answers by repeated forward passes. An answer ends with an end token, which it keeps, or with the budget."""
+    """Answers by repeated forward passes. An answer ends with an end token, which it keeps, or with the
+    budget."""
     prompt_ids = policy.format.prompt_ids((Message("user", question),))
     ids_BT = torch.tensor([prompt_ids] * ANSWERS_PER_QUESTION)
     answers: list[list[int]] = [[] for _ in range(ANSWERS_PER_QUESTION)]
@@ -62,7 +74,10 @@ class Round:
 def collect(policy: Policy, reference: Reference, generator: torch.Generator) -> Round:
     """Sample, score, and look at the answers with the old policy, its value head and the reference."""
     rows = [row for question in QUESTIONS for row in sample(policy, question, generator)]
-    texts = [policy.format.decode([i for i, live in zip(row.token_ids, row.response_mask, strict=True) if live]) for row in rows]
+    texts = [
+        policy.format.decode([i for i, live in zip(row.token_ids, row.response_mask, strict=True) if live])
+        for row in rows
+    ]
     batch = pad_examples(rows, policy.format.pad_id)
     old = policy.forward_response(batch, TEMPERATURE, values=True)
     assert old.values_BT is not None
@@ -71,10 +86,11 @@ def collect(policy: Policy, reference: Reference, generator: torch.Generator) ->
 
 
 def advantages_and_returns(data: Round, beta: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token rewards are -beta (log pi_old - log pi_ref), plus the score on the last token; GAE turns them into advantages.
+    """Token rewards are -beta (log pi_old - log pi_ref), plus the score on the last token; then GAE.
 
-    The task is "answer within 12 tokens", so a cut answer is over as well: every row counts as terminated. Where the budget is
-    not part of the task, a cut row needs the value of the state it was cut in (`bootstrap_values_B` of `gae`).
+    The task is "answer within 12 tokens", so a cut answer is over as well: every row counts as terminated.
+    Where the budget is not part of the task, a cut row needs the value of the state it was cut in
+    (`bootstrap_values_B`).
     """
     mask_BT = data.batch.response_mask_BT
     rewards_BT = shaped_rewards(data.scores_B, data.old_logprobs_BT, data.ref_logprobs_BT, mask_BT, beta)
@@ -84,7 +100,8 @@ def advantages_and_returns(data: Round, beta: float) -> tuple[torch.Tensor, torc
 
 
 def update(policy: Policy, optimiser: torch.optim.Optimizer, data: Round, beta: float) -> None:
-    """A few passes over one round. Before the first step the ratio is 1 everywhere, because old and new weights are the same."""
+    """A few passes over one round. Before the first step the ratio is 1 everywhere, because old and new
+    weights are the same."""
     mask_BT = data.batch.response_mask_BT
     num_tokens = mask_BT.sum()
     advantages_BT, returns_BT = advantages_and_returns(data, beta)
@@ -95,7 +112,9 @@ def update(policy: Policy, optimiser: torch.optim.Optimizer, data: Round, beta: 
         if epoch == 0:
             assert torch.allclose(surrogate.ratio_BT[mask_BT], torch.ones(int(num_tokens)), atol=1e-4)
         values = value_loss(new.values_BT, data.old_values_BT, returns_BT, mask_BT, CLIP)
-        loss = (masked_sum(surrogate.losses_BT, mask_BT) + VALUE_COEF * masked_sum(values.losses_BT, mask_BT)) / num_tokens
+        loss = (
+            masked_sum(surrogate.losses_BT, mask_BT) + VALUE_COEF * masked_sum(values.losses_BT, mask_BT)
+        ) / num_tokens
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimiser.step()
@@ -103,7 +122,8 @@ def update(policy: Policy, optimiser: torch.optim.Optimizer, data: Round, beta: 
 
 
 def main(steps: int = 25, seed: int = 0, beta: float = 0.02) -> tuple[list[float], float]:
-    """Trains and prints; returns the mean reward of every step, and the last KL to the reference in nats per sequence."""
+    """Trains and prints; returns the mean reward of every step, and the last KL to the reference in nats
+    per sequence."""
     with tempfile.TemporaryDirectory() as scratch:
         policy = Policy.load(make_tiny(Path(scratch) / "tiny", seed), value_head="shared")
     reference = Reference.frozen_copy(policy)
@@ -117,7 +137,8 @@ def main(steps: int = 25, seed: int = 0, beta: float = 0.02) -> tuple[list[float
         kl = units.seq_sum_mean_nats
         rewards.append(float(data.scores_B.mean()))
         if step == 1 or step % 5 == 0:
-            print(f"step {step:3d}   reward {rewards[-1]:.3f}   KL {units.token_mean_nats:.3f} nats per token, {kl:.2f} nats per sequence")
+            tether = f"KL {units.token_mean_nats:.3f} nats per token, {kl:.2f} nats per sequence"
+            print(f"step {step:3d}   reward {rewards[-1]:.3f}   {tether}")
         update(policy, optimiser, data, beta)
     return rewards, kl
 

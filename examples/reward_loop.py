@@ -1,7 +1,8 @@
-"""A Bradley-Terry reward model by hand, on a model made on the spot. Runs in seconds: python examples/reward_loop.py
+"""A Bradley-Terry reward model by hand, on a model made on the spot: python examples/reward_loop.py (seconds)
 
-From pairs (chosen, rejected) to one score per answer; accuracy is measured on prompts that training never saw. The comparisons here are
-made by a written rule (an answer that says "please" wins): no person judged them. The full loop is tether/run/reward_model.py.
+From pairs (chosen, rejected) to one score per answer; accuracy is measured on prompts that training never
+saw. The comparisons here are made by a written rule (an answer that says "please" wins): no person judged
+them. The full loop is tether/run/reward_model.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Supervised fine-tuning by hand, on a model made on the spot. Runs in seconds: python examples/sft_loop.py
 
-The loss is the mean cross-entropy over response tokens: the prompt is read, never imitated. The full loop is tether/run/sft.py.
+The loss is the mean cross-entropy over response tokens: the prompt is read, never imitated.
+The full loop is tether/run/sft.py.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ TEMPERATURE = 1.0  # of the log-probabilities; the same number goes into samplin
 
 
 def make_batch(policy: Policy) -> TextBatch:
-    """Chat template to ids: `response_mask_BT` is True on the answer and its end token, False on everything else."""
-    rows = [policy.format.example((Message("user", question),), answer) for question, answer in DEMONSTRATIONS]
+    """Chat template to ids: `response_mask_BT` is True on the answer and its end token, False on everything
+    else."""
+    rows = [
+        policy.format.example((Message("user", question),), answer) for question, answer in DEMONSTRATIONS
+    ]
     return pad_examples(rows, policy.format.pad_id)
 
 
 def sft_loss(policy: Policy, batch: TextBatch, num_tokens: float) -> torch.Tensor:
-    """-sum of log pi(token t | tokens < t) over response tokens, divided by the tokens of the WHOLE optimiser step."""
+    """-sum of log pi(token t | tokens < t) over response tokens, divided by the tokens of the WHOLE
+    optimiser step."""
     logprobs_BT = policy.forward_response(batch, TEMPERATURE).logprobs_BT
     return -masked_sum(logprobs_BT, batch.response_mask_BT) / num_tokens
 

@@ -186,7 +186,7 @@ class KLConfig(_Section):
     importance ratio). Plain k3 as a loss pulls along KL(reference || policy) and is accepted knowingly; k1 as a loss has zero mean gradient and is refused."""
     target: float | None = Field(None, gt=0)
     """Adaptive controller: wanted mean over sequences of the summed k1 (nats per sequence); absent keeps beta fixed."""
-    horizon: float = Field(10_000.0, gt=0)
+    horizon: int = Field(10_000, ge=1)
     """Sequences over which the adaptive controller reacts."""
 
     @model_validator(mode="after")
@@ -207,6 +207,10 @@ class _OnlineConfig(_Section):
 
     prompts: DataSource
     """Prompts of the rollouts; any other columns go to the reward parts."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Token limit of a rendered prompt; absent means what the model takes."""
+    long_prompts: Literal["error", "filter"] = "error"
+    """What happens to prompts over max_prompt_tokens: stop and name the rows, or leave them out and count them."""
     rewards: tuple[RewardPartConfig, ...] = Field(min_length=1)
     """Weighted parts of the reward; each is logged under its own name."""
     steps: int = Field(20, ge=1)
@@ -344,6 +348,8 @@ def _cross_problems(config: RunConfig) -> Iterator[str]:
         where = f"rl.{name}"
         if not name.replace("-", "_").isidentifier():
             yield f"{where}: a stage name is made of letters, digits, - and _"
+        if rl.long_prompts == "filter" and rl.max_prompt_tokens is None:
+            yield f"{where}.long_prompts = 'filter' has no effect without {where}.max_prompt_tokens; set a limit or drop it"
         needs_model = any(part.kind == "learned" and "path" not in part.params for part in rl.rewards)
         if needs_model and config.reward_model is None:
             yield f"{where}.rewards: a learned part without params.path needs a [reward_model] stage; add one or name a path"

@@ -44,7 +44,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="session")
 def fresh_process() -> Iterator[Callable[[str], str]]:
-    """Run code in another interpreter (one for the session: it imports torch once) that cannot import tether."""
+    """Run code in another interpreter, one for the session, that cannot import tether."""
     environment = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen([sys.executable, "-c", SERVER], text=True, env=environment, **pipes) as process:

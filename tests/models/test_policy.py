@@ -21,7 +21,6 @@ from tether.models.policy import Policy
 from tether.text.chat import TokenizedExample
 from tether.types import Message
 
-
 pytestmark = pytest.mark.usefixtures("fresh_process")  # it starts while the first tests run
 
 

@@ -96,7 +96,8 @@ for name in ("full", "lora"):
     folder = {str(tmp_path)!r} + "/" + name
     model, info = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"], info
-    ids, mask = torch.tensor({batch.token_ids_BT.tolist()}), torch.tensor({batch.attention_mask_BT.long().tolist()})
+    ids = torch.tensor({batch.token_ids_BT.tolist()})
+    mask = torch.tensor({batch.attention_mask_BT.long().tolist()})
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.pad_token_id == model.config.pad_token_id == 0
     out[name] = model(input_ids=ids, attention_mask=mask).logits[:, 0].tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from tether.maths.logprobs import filter_logits
 from tether.rollout.drawing import draw
 from tether.types import Sampling
@@ -45,7 +46,9 @@ def test_a_token_of_probability_zero_is_never_drawn(u: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("sampling", [Sampling(1), Sampling(1, 0.0), Sampling(1, 1.0, 3), Sampling(1, 1.0, 0, 0.5)], ids=str)
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1), Sampling(1, 0.0), Sampling(1, 1.0, 3), Sampling(1, 1.0, 0, 0.5)], ids=str
+)
 @pytest.mark.parametrize("vocabulary", [10, 6000])
 def test_rows_that_are_not_finite_say_so_alone(bad: float, sampling: Sampling, vocabulary: int) -> None:
     logits = torch.randn(2, vocabulary)

@@ -1,4 +1,6 @@
-"""The contract of the local sampler, on the decoder of its own (Llama) and on the plain path (GPT-2). Axes: T tokens, V vocabulary."""
+"""The contract of the local sampler, on the decoder of its own (Llama) and on the plain path (GPT-2). Axes:
+T tokens, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,22 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
 from tether.errors import NumericsError, SamplerError
 from tether.maths.logprobs import filter_logits
 from tether.rollout import request_key
 from tether.rollout.local import LocalSampler
 from tether.types import Completion, Request, Sampling, StopReason
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 VOCABULARY = 61
 EOS = (7, 11)
@@ -24,7 +35,8 @@ def llama(**changes: object) -> LlamaForCausalLM:
     torch.manual_seed(0)
     settings = {
         "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+        "initializer_range": 0.3,
         "tie_word_embeddings": True, "pad_token_id": 7, "bos_token_id": 1, "eos_token_id": 7,
     }  # fmt: skip
     return LlamaForCausalLM(LlamaConfig(**(settings | changes))).eval()
@@ -33,7 +45,14 @@ def llama(**changes: object) -> LlamaForCausalLM:
 def gpt2() -> GPT2LMHeadModel:
     torch.manual_seed(0)
     return GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=128, initializer_range=0.3)
+        GPT2Config(
+            vocab_size=VOCABULARY,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=128,
+            initializer_range=0.3,
+        )
     ).eval()
 
 
@@ -49,7 +68,8 @@ def opt() -> OPTForCausalLM:
 def qwen2() -> Qwen2ForCausalLM:
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3,
     )  # fmt: skip
     return Qwen2ForCausalLM(config).eval()
@@ -70,7 +90,9 @@ MODELS = {
 }  # fmt: skip
 
 
-def sampler(model: torch.nn.Module, eos: Sequence[int] = EOS, rows: int = 64, dtype: torch.dtype = torch.float32) -> LocalSampler:
+def sampler(
+    model: torch.nn.Module, eos: Sequence[int] = EOS, rows: int = 64, dtype: torch.dtype = torch.float32
+) -> LocalSampler:
     return LocalSampler(model, eos, 7, dtype, max_rows=rows)
 
 
@@ -78,7 +100,9 @@ def requests(num_prompts: int = 5, num_samples: int = 4, longest: int = 17) -> l
     rng = np.random.default_rng(3)
     lengths = [1, longest, *rng.integers(2, longest, num_prompts).tolist()][:num_prompts]
     return [
-        Request(f"p{i}", tuple(rng.integers(12, VOCABULARY, n).tolist()), num_samples, request_key(0, 1, f"p{i}"))
+        Request(
+            f"p{i}", tuple(rng.integers(12, VOCABULARY, n).tolist()), num_samples, request_key(0, 1, f"p{i}")
+        )
         for i, n in enumerate(lengths)
     ]
 
@@ -102,7 +126,8 @@ def recomputed(model: torch.nn.Module, prompt: Sequence[int], completion: Comple
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(12, t) for t in (0.3, 0.5, 1.0, 1.7)] + [Sampling(12, 0.7, top_k=5), Sampling(12, 1.2, top_k=20, top_p=0.8)],
+    [Sampling(12, t) for t in (0.3, 0.5, 1.0, 1.7)]
+    + [Sampling(12, 0.7, top_k=5), Sampling(12, 1.2, top_k=20, top_p=0.8)],
     ids=str,
 )
 def test_sampler_logprobs_are_those_of_the_model(name: str, sampling: Sampling) -> None:
@@ -160,12 +185,19 @@ def test_rows_of_a_group_and_other_keys_differ() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-@pytest.mark.parametrize("sampling", [Sampling(1), Sampling(1, 1.7), Sampling(1, 0.8, 6), Sampling(1, 1.3, 0, 0.7)], ids=str)
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1), Sampling(1, 1.7), Sampling(1, 0.8, 6), Sampling(1, 1.3, 0, 0.7)], ids=str
+)
 def test_first_token_has_the_exact_distribution(name: str, sampling: Sampling) -> None:
     model, prompt, draws = MODELS[name](), (20, 33, 14), 6000
     completions = list(sampler(model).generate([Request("p", prompt, draws, 12345)], sampling))
     logits_1V = model(input_ids=torch.tensor([prompt])).logits[0, -1:].detach()
-    probs = filter_logits(logits_1V, sampling.temperature, sampling.top_k, sampling.top_p).logprobs_NV[0].exp().numpy()
+    probs = (
+        filter_logits(logits_1V, sampling.temperature, sampling.top_k, sampling.top_p)
+        .logprobs_NV[0]
+        .exp()
+        .numpy()
+    )
     counts = np.bincount([c.token_ids[0] for c in completions], minlength=VOCABULARY)
     assert counts[probs == 0].sum() == 0
     common = probs * draws >= 5
@@ -225,7 +257,9 @@ def test_float32_sampler_follows_the_trained_module_in_place(name: str) -> None:
     assert any(before[place].token_ids != after[place].token_ids for place in before)
     for completion in after.values():
         prompt = next(r.prompt_ids for r in asked if r.prompt_id == completion.prompt_id)
-        np.testing.assert_allclose(completion.sampler_logprobs, recomputed(model, prompt, completion), atol=1e-4)
+        np.testing.assert_allclose(
+            completion.sampler_logprobs, recomputed(model, prompt, completion), atol=1e-4
+        )
         assert set(completion.versions) == {1}
 
 
@@ -285,7 +319,9 @@ def test_the_last_position_may_be_used() -> None:
     assert completion.stop_reason is StopReason.LENGTH
 
 
-@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(3, -1.0), Sampling(3, 1.0, -2), Sampling(3, 1.0, 0, 0.0)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(0), Sampling(3, -1.0), Sampling(3, 1.0, -2), Sampling(3, 1.0, 0, 0.0)]
+)
 def test_contracts_that_name_no_distribution(sampling: Sampling) -> None:
     with pytest.raises(SamplerError):
         sampler(llama()).generate(requests(), sampling)

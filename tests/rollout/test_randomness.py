@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from tether.rollout import request_key, uniforms
 
 
 def test_pinned_values() -> None:
     assert request_key(0, 1, "a") == request_key(0, 1, "a")
-    assert len({request_key(0, 1, "a"), request_key(0, 11, ""), request_key(1, 0, "a"), request_key(0, 1, "b")}) == 4
+    assert (
+        len({request_key(0, 1, "a"), request_key(0, 11, ""), request_key(1, 0, "a"), request_key(0, 1, "b")})
+        == 4
+    )
     assert request_key(17, 3, "prompt-5") == PINNED_KEY
     np.testing.assert_array_equal(uniforms([0, 0, 2**64 - 1], [0, 1, 7], [0, 0, 99]), PINNED_UNIFORMS)
 

@@ -1,4 +1,6 @@
-"""Rollouts in the order of prompts whatever the order of arrival; a sampler that breaks its contract is named."""
+"""Rollouts in the order of prompts whatever the order of arrival; a sampler that breaks its contract is
+named.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+
 from tether.errors import SamplerError
 from tether.rollout import ScriptedSampler, collect
 from tether.types import Completion, Prompt, Request, Sampling, StopReason
@@ -37,7 +40,13 @@ def test_ids_are_the_samplers_own_though_another_encoding_has_the_text() -> None
     pieces = {1: "he", 2: "llo", 3: "hello"}
     form = SimpleNamespace(prompt_ids=lambda _: [9], decode=lambda ids: "".join(pieces[i] for i in ids))
     ((rollout,),) = collect(
-        [Prompt("a", "x")], ScriptedSampler({"a": [[1, 2]]}), Sampling(4), form, num_samples=1, run_seed=0, step=0
+        [Prompt("a", "x")],
+        ScriptedSampler({"a": [[1, 2]]}),
+        Sampling(4),
+        form,
+        num_samples=1,
+        run_seed=0,
+        step=0,
     )
     assert rollout.text == "hello"
     assert rollout.completion.token_ids == (1, 2)
@@ -59,7 +68,9 @@ def test_a_prompt_that_occurs_twice_gets_two_sets_of_answers() -> None:
 def test_keys_depend_on_seed_step_and_prompt_alone() -> None:
     def keys(prompts: Sequence[Prompt], **changes: int) -> dict[str, int]:
         found: dict[str, int] = {}
-        gather(ScriptedSampler(lambda r, i: found.__setitem__(r.prompt_id, r.key) or [65]), prompts, **changes)
+        gather(
+            ScriptedSampler(lambda r, i: found.__setitem__(r.prompt_id, r.key) or [65]), prompts, **changes
+        )
         return found
 
     assert keys(PROMPTS) == keys(PROMPTS[::-1]) == keys(PROMPTS, num_samples=5)
@@ -87,7 +98,10 @@ class Tampering:
         (lambda c: [replace(c, sampler_logprobs=())], "one each per token"),
         (lambda c: [replace(c, versions=(0, 0, 0))], "one each per token"),
         (lambda c: [replace(c, sampling=Sampling(2, 0.5))], "drawn under"),
-        (lambda c: [replace(c, token_ids=(1,) * 3, sampler_logprobs=(-1.0,) * 3, versions=(0,) * 3)], "more than"),
+        (
+            lambda c: [replace(c, token_ids=(1,) * 3, sampler_logprobs=(-1.0,) * 3, versions=(0,) * 3)],
+            "more than",
+        ),
         (lambda c: [replace(c, sampler_logprobs=(float("nan"),) * len(c.token_ids))], "finite"),
         (lambda c: [replace(c, sampler_logprobs=(0.5,) * len(c.token_ids))], "finite"),
     ],

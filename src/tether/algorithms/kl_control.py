@@ -16,7 +16,7 @@ class KLController:
 
     beta: float
     target: float | None
-    horizon: float
+    horizon: int
 
     @classmethod
     def from_config(cls, kl: KLConfig) -> KLController:

@@ -39,9 +39,10 @@ def add_lora(model: nn.Module, spec: LoraSpec, seed: int, trained: tuple[str, ..
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise ModelError(f"LoRA needs the package peft: {error}. Run `pip install peft`") from error
+    alpha: Any = spec.alpha  # annotated int there, used as a float
     config: Any = LoraConfig(
         r=spec.rank,
-        lora_alpha=spec.alpha,
+        lora_alpha=alpha,
         lora_dropout=0.0,
         target_modules=list(spec.targets) or _linear_names(model),
         bias="none",

@@ -50,7 +50,7 @@ class Policy(nn.Module):
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, value_head: nn.Linear | None = None
     ) -> None:
         super().__init__()
-        self.model = model
+        self.model: PreTrainedModel = model
         self.tokenizer = tokenizer
         self.format = ChatFormat(tokenizer, generation_config=model.generation_config)
         self.value_head = value_head
@@ -112,8 +112,9 @@ class Policy(nn.Module):
         live_BT = live_positions(batch, self.device)
         tokens_N = batch.token_ids_BT.to(self.device)[live_BT]
         hidden_NH, outputs_N = self._before_tokens(batch, live_BT)
-        vocabulary = self.model.get_output_embeddings().weight.shape[0]
-        head = self.model.get_output_embeddings() if self.head_is_plain else nn.Identity()
+        output_head = _output_head(self.model)
+        vocabulary = output_head.weight.shape[0]
+        head = output_head if self.head_is_plain else nn.Identity()
         chosen = select_by_chunks(head, outputs_N, tokens_N, temperature, vocabulary, entropy=entropy)
         return ResponseOutput(
             spread(chosen.logprobs_N, live_BT),
@@ -178,7 +179,7 @@ def _head_is_plain(model: PreTrainedModel) -> bool:
         raise ModelError(
             "the model answers differently in train mode: it has dropout that cannot be switched off"
         )
-    head = model.get_output_embeddings()
+    head = _output_head(model)
     fits = hidden.shape[-1] == head.weight.shape[1]
     if fits and torch.allclose(head(hidden), expected, atol=tolerance, rtol=0):
         return True
@@ -186,3 +187,9 @@ def _head_is_plain(model: PreTrainedModel) -> bool:
         "%s changes its logits after the head: the plain path is taken, which needs more memory", type(model)
     )
     return False
+
+
+def _output_head(model: PreTrainedModel) -> nn.Linear:
+    head = model.get_output_embeddings()
+    assert isinstance(head, nn.Linear), f"the output head is a {type(head).__name__}"
+    return head

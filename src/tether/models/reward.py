@@ -152,10 +152,10 @@ class RewardModel(nn.Module):
     @property
     def head(self) -> nn.Linear:
         """The score head."""
-        return self.model.get_submodule("score")
+        return _score(self.model)
 
     @property
-    def trunk(self) -> PreTrainedModel:
+    def trunk(self) -> nn.Module:
         """The transformer under the head."""
         return self.model.base_model
 
@@ -251,7 +251,7 @@ def _load_classifier(path: str, dtype: str, rules: dict[str, Any]) -> files.Load
         )
     options = {} if classifier else {"num_labels": 1, "problem_type": "regression"}
     loaded = files.load_model(AutoModelForSequenceClassification, path, dtype=dtype, **rules, **options)
-    if "score" not in dict(loaded.model.named_children()):
+    if not isinstance(dict(loaded.model.named_children()).get("score"), nn.Linear):
         raise ModelError(
             f"{type(loaded.model).__name__} has no head named score: expected a decoder with one linear head"
         )
@@ -261,9 +261,15 @@ def _load_classifier(path: str, dtype: str, rules: dict[str, Any]) -> files.Load
 
 @torch.no_grad()
 def _draw_head(model: PreTrainedModel, seed: int) -> None:
-    weight = model.get_submodule("score").weight
+    weight = _score(model).weight
     generator = torch.Generator().manual_seed(seed)
-    weight.copy_(torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[1] + 1))
+    weight.copy_(torch.randn(tuple(weight.shape), generator=generator) / math.sqrt(weight.shape[1] + 1))
+
+
+def _score(model: PreTrainedModel) -> nn.Linear:
+    head = model.get_submodule("score")
+    assert isinstance(head, nn.Linear), f"score is a {type(head).__name__}"
+    return head
 
 
 def _separate_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -273,14 +279,14 @@ def _separate_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     taken, or one is added. Our own scores do not look at it.
     """
     ends = ChatFormat(tokenizer).eos_ids
-    spare = [tokenizer.pad_token_id, tokenizer.unk_token_id]
+    spare: list[Any] = [tokenizer.pad_token_id, tokenizer.unk_token_id]
     chosen = next((i for i in spare if i is not None and i not in ends), None)
     if chosen is None:
         tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
-        if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+        if len(tokenizer) > model.config.get_text_config().vocab_size:
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     elif chosen != tokenizer.pad_token_id:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(chosen)
+        tokenizer.pad_token = str(tokenizer.convert_ids_to_tokens(chosen))
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel
 
 from ..errors import MissingHeadError, ModelError
 from . import files
@@ -74,9 +74,9 @@ def load_head(head: nn.Linear, folder: Path) -> bool:
 class Critic(nn.Module):
     """A value function with its own trunk."""
 
-    def __init__(self, trunk: nn.Module, head: nn.Linear) -> None:
+    def __init__(self, trunk: PreTrainedModel, head: nn.Linear) -> None:
         super().__init__()
-        self.trunk = trunk
+        self.trunk: PreTrainedModel = trunk
         self.value_head = head
 
     @classmethod
@@ -135,6 +135,7 @@ def critic_from_reward_model(reward_model: RewardModel) -> Critic:
     if has_adapters(reward_model.model):
         raise ModelError("this reward model holds adapters: save it (which merges them) and load it again")
     trunk = copy.deepcopy(reward_model.trunk)
+    assert isinstance(trunk, PreTrainedModel)
     trunk.requires_grad_(True)
     head = zero_head(reward_model.head.in_features, reward_model.device)
     with torch.no_grad():

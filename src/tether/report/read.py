@@ -22,8 +22,7 @@ __all__ = ["EvaluationRecord", "GainRecord", "PolicyRecord", "RunRecord", "Sampl
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One answer as it was logged. ``score`` is the reward in training and the independent score in
-    evaluation; NaN: unscored.
-    """
+    evaluation; NaN: unscored."""
 
     prompt: str
     completion: str
@@ -35,8 +34,7 @@ class Sample:
 @dataclass(frozen=True, slots=True)
 class StageRecord:
     """One stage: its curves (metric -> points (step, value)), texts and closing summary. ``done``: its
-    stage.json is there.
-    """
+    stage.json is there."""
 
     name: str
     num_steps: int
@@ -54,8 +52,7 @@ class StageRecord:
 @dataclass(frozen=True, slots=True)
 class PolicyRecord:
     """What held-out prompts said of one policy; NaN where a number is missing. KL in nats, lengths in
-    tokens.
-    """
+    tokens."""
 
     name: str
     score: str
@@ -107,9 +104,7 @@ class EvaluationRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run folder. ``state``: finished, interrupted or unfinished. ``messages``: what the run said while it
-    worked.
-    """
+    """A run folder. ``state``: finished, interrupted or unfinished. ``messages``: what the run said."""
 
     folder: Path
     name: str
@@ -147,8 +142,7 @@ class _Draft:
 
 def read_run(folder: str | Path) -> RunRecord:
     """Everything a run folder holds. Raises RunError where there is neither a configuration nor a log: that
-    is no run.
-    """
+    is no run."""
     path = Path(folder)
     if not (path / "config.json").is_file() and not (path / "events.jsonl").is_file():
         raise RunError(
@@ -202,8 +196,7 @@ def _object(text: str, name: str, problems: list[str]) -> Mapping[str, Any]:
 
 def _events(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
     """The readable lines of the log. Unlike ``tether.events.read_events`` a broken line in the middle does
-    not end it.
-    """
+    not end it."""
     broken = 0
     for line in _text(path, problems).split("\n"):
         try:

@@ -1,8 +1,8 @@
 """A reward model as a reward part: batched scores plus the model's stored offset.
 
-The reward model renders prompt and answer by the template it was trained with and reads every answer as a closed
-turn, cut or not, which is how the comparisons were read. Value = raw score + ``score_offset``; a score that is
-not finite is a Failure of that rollout.
+The reward model renders prompt and answer by the template it was trained with and reads every answer as a
+closed turn, cut or not, which is how the comparisons were read. Value = raw score + ``score_offset``; a score
+that is not finite is a Failure of that rollout.
 """
 
 from __future__ import annotations

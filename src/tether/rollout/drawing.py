@@ -1,7 +1,8 @@
-"""From logits to one token a row with its log-probability, under the sampling contract. Axes: R rows, V vocabulary.
+"""From logits to one token a row with its log-probability, under the sampling contract. Axes: R rows, V
+vocabulary.
 
-The vocabulary is searched in two levels (blocks, then tokens within one block), so no cumulative sum over all of V is
-made; one uniform a row replaces noise of vocabulary size.
+The vocabulary is searched in two levels (blocks, then tokens within one block), so no cumulative sum over
+all of V is made; one uniform a row replaces noise of vocabulary size.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ CANDIDATES = 1024  # top-p looks at this many largest logits before it sorts the
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """``logprobs_R``: nats, float32, of the filtered and renormalised distribution at the temperature. NaN tells that
-    a row's logits were not finite (its token means nothing)."""
+    """``logprobs_R``: nats, float32, of the filtered and renormalised distribution at the temperature. NaN
+    tells that a row's logits were not finite (its token means nothing).
+    """
 
-    tokens_R: Int[Tensor, "R"]
-    logprobs_R: Float[Tensor, "R"]
+    tokens_R: Int[Tensor, R]
+    logprobs_R: Float[Tensor, R]
 
 
-def draw(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, "R"], sampling: Sampling) -> Drawn:
-    """The first token whose cumulative probability exceeds the uniform; greedy: the largest logit, log-probability 0.
+def draw(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, R], sampling: Sampling) -> Drawn:
+    """The first token whose cumulative probability exceeds the uniform; greedy: the largest logit,
+    log-probability 0.
 
-    A greedy "policy" puts all mass on one token, whose log-probability is 0 exactly; it is not to be trained on.
-    Example: logits log [.25, .75], temperature 1: u .2 -> token 0, -1.386294; u .3 -> token 1, -.287682.
+    A greedy "policy" puts all mass on one token, whose log-probability is 0 exactly; it is not to be
+    trained on. Example: logits log [.25, .75], temperature 1: u .2 -> token 0, -1.386294; u .3 -> token 1,
+    -.287682.
     """
     logits_RV = logits_RV.float()
     certain_R = torch.where(logits_RV.amax(-1).isfinite(), 0.0, torch.nan)
@@ -52,7 +56,9 @@ def draw(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, "R"], sampli
 
 
 def _search(weights_RV: Tensor, uniforms_R: Tensor) -> tuple[Tensor, Tensor]:
-    """(token, total weight) of each row: inverse CDF of unnormalised weights. Block sums float32, the rest float64."""
+    """(token, total weight) of each row: inverse CDF of unnormalised weights. Block sums float32, the rest
+    float64.
+    """
     num_rows, vocabulary = weights_RV.shape
     short = -vocabulary % BLOCK
     if short:
@@ -71,7 +77,8 @@ def _search(weights_RV: Tensor, uniforms_R: Tensor) -> tuple[Tensor, Tensor]:
 def _first_above(cdf_RN: Tensor, target_R: Tensor) -> Tensor:
     """First index whose cumulative weight exceeds the target, never one past the last weight above zero.
 
-    Rounding may leave the target at or above the end of the sum: then the last index that adds weight is taken.
+    Rounding may leave the target at or above the end of the sum: then the last index that adds weight is
+    taken.
     """
     found_R = torch.searchsorted(cdf_RN, target_R[:, None], right=True)[:, 0]
     last_R = torch.searchsorted(cdf_RN, cdf_RN[:, -1:].contiguous())[:, 0]
@@ -79,10 +86,10 @@ def _first_above(cdf_RN: Tensor, target_R: Tensor) -> Tensor:
 
 
 def _filtered(logits_RV: Tensor, sampling: Sampling) -> Tensor:
-    """Filtered log-probabilities, -inf outside the kept set (maths.logprobs.filter_logits), without sorting all of V
-    when the largest ``CANDIDATES`` logits already decide."""
-    num_rows, vocabulary = logits_RV.shape
-    if vocabulary > 4 * CANDIDATES:
+    """Filtered log-probabilities, -inf outside the kept set (maths.logprobs.filter_logits), without sorting
+    all of V when the largest ``CANDIDATES`` logits already decide.
+    """
+    if logits_RV.shape[1] > 4 * CANDIDATES:
         short_RV = _filtered_by_candidates(logits_RV, sampling)
         if short_RV is not None:
             return short_RV
@@ -90,7 +97,9 @@ def _filtered(logits_RV: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _filtered_by_candidates(logits_RV: Tensor, sampling: Sampling) -> Tensor | None:
-    """The same from the largest logits alone; None where they do not decide (flat rows, ties at the edge, NaN)."""
+    """The same from the largest logits alone; None where they do not decide (flat rows, ties at the edge,
+    NaN).
+    """
     best_RC = logits_RV.topk(CANDIDATES, -1)
     scaled_RC = best_RC.values / sampling.temperature
     if 0 < sampling.top_k < CANDIDATES:

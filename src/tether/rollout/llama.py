@@ -1,9 +1,11 @@
-"""A decoder of its own for Llama models: packed weights, one prompt pass per prompt, a key-value cache written in place.
+"""A decoder of its own for Llama models: packed weights, one prompt pass per prompt, a key-value cache
+written in place.
 
-Axes: R live rows, N packed prompt tokens, H query heads, K key-value heads, G = H / K, D head size, C cache columns,
-L layers, V vocabulary. Columns of the cache: first the prompt region, in which every prompt ends at the same column;
-then a ring of response columns, in which all rows write the same column of a step. Attention does not care about the
-order of columns (positions are inside the rotated keys), so a row may join at any step: the bias says what is its own.
+Axes: R live rows, N packed prompt tokens, H query heads, K key-value heads, G = H / K, D head size, C cache
+columns, L layers, V vocabulary. Columns of the cache: first the prompt region, in which every prompt ends
+at the same column; then a ring of response columns, in which all rows write the same column of a step.
+Attention does not care about the order of columns (positions are inside the rotated keys), so a row may
+join at any step: the bias says what is its own.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMod
 
 __all__ = ["LlamaDecoder", "LlamaWeights", "pack_llama", "why_not_llama"]
 
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # frequencies that do not depend on the longest row of a batch
+# Frequencies that do not depend on the longest row of a batch.
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 PREFILL_TOKENS = 4096  # most prompt tokens of one packed pass
 RING_GROWTH = 32  # columns by which the cache grows
 
@@ -39,7 +42,9 @@ class LlamaLayer:
 
 @dataclass(frozen=True, slots=True)
 class LlamaWeights:
-    """What a decode step reads. Own copies, or the model's parameters themselves where the precision is the same."""
+    """What a decode step reads. Own copies, or the model's parameters themselves where the precision is the
+    same.
+    """
 
     embedding: Tensor
     layers: tuple[LlamaLayer, ...]
@@ -53,7 +58,9 @@ class LlamaWeights:
 
 
 def why_not_llama(model: nn.Module) -> str | None:
-    """The reason why this decoder does not serve the model (a plain path does), or None where it does. Strict."""
+    """The reason why this decoder does not serve the model (a plain path does), or None where it does.
+    Strict.
+    """
     if type(model) is not LlamaForCausalLM or type(model.model) is not LlamaModel:
         return f"{type(model).__name__} is not exactly LlamaForCausalLM"
     config = model.config
@@ -77,16 +84,23 @@ def why_not_llama(model: nn.Module) -> str | None:
 def _linears(layer: LlamaDecoderLayer) -> tuple[nn.Module, ...]:
     attention, mlp = layer.self_attn, layer.mlp
     return (
-        attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
-        mlp.gate_proj, mlp.up_proj, mlp.down_proj,
+        attention.q_proj,
+        attention.k_proj,
+        attention.v_proj,
+        attention.o_proj,
+        mlp.gate_proj,
+        mlp.up_proj,
+        mlp.down_proj,
     )
 
 
 @torch.no_grad()
 def pack_llama(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaWeights:
-    """Weights for decoding in ``dtype``: references where the model already has it, else one cast and stacked copy.
+    """Weights for decoding in ``dtype``: references where the model already has it, else one cast and
+    stacked copy.
 
-    In a copy the tied embedding shares the head's matrix, so the copy is of one moment and costs 2 bytes a parameter.
+    In a copy the tied embedding shares the head's matrix, so the copy is of one moment and costs 2 bytes a
+    parameter.
     """
 
     def stack(*linears: nn.Linear) -> tuple[Tensor, ...]:
@@ -102,8 +116,12 @@ def pack_llama(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaWeights:
         q, k, v, out, gate, up, down = _linears(layer)
         layers.append(
             LlamaLayer(
-                norm(layer.input_layernorm), stack(q, k, v), stack(out)[0],
-                norm(layer.post_attention_layernorm), stack(gate, up), stack(down)[0],
+                norm(layer.input_layernorm),
+                stack(q, k, v),
+                stack(out)[0],
+                norm(layer.post_attention_layernorm),
+                stack(gate, up),
+                stack(down)[0],
             )
         )
     (head,) = stack(model.lm_head)
@@ -117,22 +135,30 @@ def pack_llama(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaWeights:
 
 
 class LlamaDecoder:
-    """The state of one ``generate`` call: the cache and who sits where. Weights come with each call, so that a publish
-    in mid-generation takes effect from the next token on. Rows are 0 ... R-1, dense at all times.
+    """The state of one ``generate`` call: the cache and who sits where. Weights come with each call, so
+    that a publish in mid-generation takes effect from the next token on. Rows are 0 ... R-1, dense at all
+    times.
 
-    The cache is as wide as is in use, rounded up: a batched product over a slice of columns would copy it each time.
+    The cache is as wide as is in use, rounded up: a batched product over a slice of columns would copy it
+    each time.
     """
 
-    def __init__(self, weights: LlamaWeights, *, max_rows: int, max_positions: int, response_columns: int) -> None:
+    def __init__(
+        self, weights: LlamaWeights, *, max_rows: int, max_positions: int, response_columns: int
+    ) -> None:
         device = weights.head.device
         positions = torch.arange(max_positions, device=device)
         cos, sin = weights.rotary(torch.empty(0, device=device), positions[None])
         half = weights.head_size // 2
         self._cos_PD = cos[0].float()
-        self._sin_PD = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1).float()  # rotate_half is then a roll
+        self._sin_PD = torch.cat(
+            [-sin[0, :, :half], sin[0, :, half:]], -1
+        ).float()  # rotate_half is then a roll
         self._max_rows, self._response_columns = max_rows, response_columns
         self._prompt_columns = self._ring_columns = 0
-        blank = torch.empty(max_rows, weights.kv_heads, 0, weights.head_size, dtype=weights.head.dtype, device=device)
+        blank = torch.empty(
+            max_rows, weights.kv_heads, 0, weights.head_size, dtype=weights.head.dtype, device=device
+        )
         self._keys = [blank for _ in weights.layers]  # each (rows, K, C, D)
         self._values = [blank for _ in weights.layers]
         self._bias_RC = torch.empty(max_rows, 0, device=device)
@@ -142,8 +168,9 @@ class LlamaDecoder:
     def join(
         self, weights: LlamaWeights, prompts: Sequence[Sequence[int]], counts: Sequence[int]
     ) -> Float[Tensor, "R V"]:
-        """Add ``counts[i]`` rows of prompt i after the live rows; the logits of their first tokens. Each prompt is
-        computed once, packed with the others and without padding."""
+        """Add ``counts[i]`` rows of prompt i after the live rows; the logits of their first tokens. Each
+        prompt is computed once, packed with the others and without padding.
+        """
         lengths, device = [len(prompt) for prompt in prompts], weights.head.device
         self._make_room(max(lengths))
         rows, first = [], len(self._lengths)
@@ -215,8 +242,9 @@ class LlamaDecoder:
             self._resize(longest, self._ring_columns)
 
     def _resize(self, prompt_columns: int, ring_columns: int) -> None:
-        """Move the columns into wider buffers: prompts end at the new border, the ring begins there. New columns are
-        zero (a weight of zero times what memory holds may be NaN)."""
+        """Move the columns into wider buffers: prompts end at the new border, the ring begins there. New
+        columns are zero (a weight of zero times what memory holds may be NaN).
+        """
         columns, old = prompt_columns + ring_columns, self._bias_RC.shape[1]
         live, shift = len(self._lengths), prompt_columns - self._prompt_columns
         kept = slice(shift, shift + old)
@@ -231,7 +259,9 @@ class LlamaDecoder:
         self._bias_RC, self._prompt_columns, self._ring_columns = bias_RC, prompt_columns, ring_columns
 
     def _write_prompt(self, layer: int, rows: slice, k_NKD: Tensor, v_NKD: Tensor) -> None:
-        """Lay one prompt's keys and values into its rows (what earlier rows left there is finite, and masked)."""
+        """Lay one prompt's keys and values into its rows (what earlier rows left there is finite, and
+        masked).
+        """
         own = slice(self._prompt_columns - k_NKD.shape[0], self._prompt_columns)
         self._keys[layer][rows, :, own] = k_NKD.transpose(0, 1)
         self._values[layer][rows, :, own] = v_NKD.transpose(0, 1)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from ..errors import NumericsError, SamplerError
 from ..types import Completion, Request, Sampling, StopReason
@@ -25,16 +26,18 @@ _log = logging.getLogger(__name__)
 
 
 class LocalSampler:
-    """Draws completions from a Hugging Face causal language model under the sampling contract. See ``Sampler``.
+    """Draws completions from a Hugging Face causal language model under the sampling contract. See
+    ``Sampler``.
 
-    Llama models get a decoder of their own; any other model its own forward pass, which is said once in the log.
-    ``compute_dtype`` float32 on a float32 model reads the trained parameters themselves; otherwise the weights are
-    copied in that precision at construction and at each ``refresh``. ``version`` is stamped on every token.
+    Llama models get a decoder of their own; any other model its own forward pass, which is said once in the
+    log. ``compute_dtype`` float32 on a float32 model reads the trained parameters themselves; otherwise the
+    weights are copied in that precision at construction and at each ``refresh``. ``version`` is stamped on
+    every token.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         eos_ids: Sequence[int],
         pad_id: int,
         compute_dtype: torch.dtype,
@@ -47,7 +50,7 @@ class LocalSampler:
         self.compute_dtype, self.max_rows, self.version = compute_dtype, max_rows, version
         self._model = model
         reason = why_not_llama(model)
-        self._packed: LlamaWeights | None = None if reason else pack_llama(model, compute_dtype)
+        self._packed: LlamaWeights | None = None if reason else self._pack()
         if reason:
             _log.warning("sampling by the plain path (slower): %s", reason)
 
@@ -59,14 +62,15 @@ class LocalSampler:
     def refresh(self, version: int) -> None:
         """Publish: sample from the model's present weights from the next token on, under this version."""
         if self._packed is not None:
-            self._packed = pack_llama(self._model, self.compute_dtype)
+            self._packed = self._pack()
         self.version = version
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]:
         """Completions as they finish. Requests are checked before the first is drawn.
 
         A row ends STOP iff an end token was drawn (it is kept), LENGTH iff the budget ended without one.
-        Raises SamplerError for requests that cannot be answered, NumericsError for logits that are not finite.
+        Raises SamplerError for requests that cannot be answered, NumericsError for logits that are not
+        finite.
         """
         config = self._model.config.to_dict()
         vocabulary = self._model.get_input_embeddings().weight.shape[0]
@@ -92,9 +96,15 @@ class LocalSampler:
                 rows = [rows[index] for index in order]
             yield from (row.completion(sampling) for row in done)
 
+    def _pack(self) -> LlamaWeights:
+        assert isinstance(self._model, LlamaForCausalLM)
+        return pack_llama(self._model, self.compute_dtype)
+
     def _session(self, requests: Sequence[Request], sampling: Sampling) -> _Session:
         if self._packed is None:
-            return _PlainSession(PlainDecoder(self._model, pad_id=self.pad_id, compute_dtype=self.compute_dtype))
+            return _PlainSession(
+                PlainDecoder(self._model, pad_id=self.pad_id, compute_dtype=self.compute_dtype)
+            )
         rows = min(self.max_rows, max(1, sum(request.num_samples for request in requests)))
         longest = max((len(request.prompt_ids) for request in requests), default=1)
         return _LlamaSession(self, rows, longest, sampling.max_new_tokens)
@@ -207,8 +217,9 @@ def _prompts_and_counts(batches: Sequence[Sequence[_Row]]) -> tuple[list[tuple[i
 
 
 def _batches_of_rows(requests: Sequence[Request], max_rows: int) -> Iterator[list[_Row]]:
-    """Rows that share a prompt pass: a group, or a part of one that is large against ``max_rows`` (then its rows can
-    take places as they come free)."""
+    """Rows that share a prompt pass: a group, or a part of one that is large against ``max_rows`` (then its
+    rows can take places as they come free).
+    """
     size = max(1, max_rows // 4)
     for request in requests:
         for first in range(0, request.num_samples, size):

@@ -1,7 +1,9 @@
-"""The plain path for every other causal language model: its own forward pass with its own cache, rows in waves.
+"""The plain path for every other causal language model: its own forward pass with its own cache, rows in
+waves.
 
-Rows of a wave are left-padded with an attention mask and explicit positions; a model that takes no positions gets waves
-of equal prompt length, so that nothing is padded. Axes: P prompts, R live rows, T columns, V vocabulary.
+Rows of a wave are left-padded with an attention mask and explicit positions; a model that takes no
+positions gets waves of equal prompt length, so that nothing is padded. Axes: P prompts, R live rows, T
+columns, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
-from transformers import DynamicCache
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
 
 __all__ = ["PlainDecoder", "position_limit"]
 
@@ -21,7 +23,7 @@ __all__ = ["PlainDecoder", "position_limit"]
 class PlainDecoder:
     """The state of one ``generate`` call. Rows join only while none is live."""
 
-    def __init__(self, model: nn.Module, *, pad_id: int, compute_dtype: torch.dtype) -> None:
+    def __init__(self, model: PreTrainedModel, *, pad_id: int, compute_dtype: torch.dtype) -> None:
         accepted = inspect.signature(model.forward).parameters
         self._model, self._pad_id, self._dtype = model, pad_id, compute_dtype
         self.takes_positions = "position_ids" in accepted
@@ -39,7 +41,9 @@ class PlainDecoder:
         ids_PT, self._mask_RT = torch.tensor(ids, device=device), torch.tensor(mask, device=device)
         self._cache = DynamicCache(config=self._model.config)
         logits_PV = self._forward(ids_PT, (self._mask_RT.cumsum(-1) - 1).clamp_min(0))
-        rows_R = torch.arange(len(prompts), device=device).repeat_interleave(torch.tensor(counts, device=device))
+        rows_R = torch.arange(len(prompts), device=device).repeat_interleave(
+            torch.tensor(counts, device=device)
+        )
         self._select(rows_R)
         return logits_PV[rows_R]
 
@@ -70,9 +74,7 @@ class PlainDecoder:
         self._model.eval()
         try:
             with self._autocast():
-                output = self._model(
-                    input_ids=ids_RT, attention_mask=self._mask_RT, use_cache=True, **extra
-                )
+                output = self._model(input_ids=ids_RT, attention_mask=self._mask_RT, use_cache=True, **extra)
         finally:
             self._model.train(was_training)
         return output.logits[:, -1]
@@ -85,7 +87,9 @@ class PlainDecoder:
 
 
 def position_limit(config: Mapping[str, object]) -> int | None:
-    """Most positions a model has, from its configuration as a mapping; None where none is stated (ALiBi, recurrent)."""
+    """Most positions a model has, from its configuration as a mapping; None where none is stated (ALiBi,
+    recurrent).
+    """
     names = ("max_position_embeddings", "n_positions", "max_seq_len")
     limits = [config[name] for name in names if isinstance(config.get(name), int)]
     return min(limits) if limits else None  # type: ignore[type-var, return-value]

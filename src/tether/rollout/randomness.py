@@ -1,4 +1,5 @@
-"""Counter-based randomness: the uniform of a token is a function of (key, sample index, position) and of nothing else.
+"""Counter-based randomness: the uniform of a token is a function of (key, sample index, position) and of
+nothing else.
 
 No generator is advanced, so batch size, order of requests, number of workers and a restart change no draw.
 """
@@ -30,8 +31,9 @@ def request_key(run_seed: int, step: int, prompt_id: str) -> int:
 def uniforms(keys: ArrayLike, sample_indices: ArrayLike, positions: ArrayLike) -> NDArray[np.float64]:
     """One uniform of the open interval (0, 1) per element; the arguments broadcast.
 
-    Each argument is absorbed by one round of splitmix64 (Steele, Lea, Flood 2014); the top 53 bits plus one half are
-    scaled by 2^-53, so neither 0 nor 1 occurs. ``keys`` are unsigned 64-bit, the others non-negative.
+    Each argument is absorbed by one round of splitmix64 (Steele, Lea, Flood 2014); the top 53 bits plus one
+    half are scaled by 2^-53, so neither 0 nor 1 occurs. ``keys`` are unsigned 64-bit, the others
+    non-negative.
     """
     state = _mix(np.asarray(keys, dtype=np.uint64))
     state = _mix(state ^ np.asarray(sample_indices, dtype=np.uint64))
@@ -41,7 +43,9 @@ def uniforms(keys: ArrayLike, sample_indices: ArrayLike, positions: ArrayLike) -
 
 
 def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The splitmix64 step: add the increment, then the finaliser; a bijection of 64 bits (wraps on purpose)."""
+    """The splitmix64 step: add the increment, then the finaliser; a bijection of 64 bits (wraps on
+    purpose).
+    """
     with np.errstate(over="ignore"):
         state = state + _GOLDEN
         state = (state ^ (state >> np.uint64(30))) * _MIX_1

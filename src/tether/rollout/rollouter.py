@@ -28,10 +28,12 @@ def collect(
     run_seed: int,
     step: int,
 ) -> list[tuple[Rollout, ...]]:
-    """``num_samples`` rollouts of each prompt, in the order of prompts and sample indices, whatever the order of arrival.
+    """``num_samples`` rollouts of each prompt, in the order of prompts and sample indices, whatever the
+    order of arrival.
 
-    Token ids are the sampler's own (never decoded and encoded again, case J3). A prompt that occurs twice (an epoch
-    border) gets answers of its own each time. Raises SamplerError where the sampler broke its contract.
+    Token ids are the sampler's own (never decoded and encoded again, case J3). A prompt that occurs twice
+    (an epoch border) gets answers of its own each time. Raises SamplerError where the sampler broke its
+    contract.
     """
     requests = _requests(prompts, format, num_samples, run_seed, step)
     found: dict[tuple[str, int], Completion] = {}
@@ -39,12 +41,15 @@ def collect(
     for completion in sampler.generate(requests, sampling):
         place = (completion.prompt_id, completion.sample_index)
         if place not in wanted or place in found:
-            raise SamplerError(f"the sampler returned {place}, which was {'returned before' if place in found else 'not asked for'}")
+            fault = "returned before" if place in found else "not asked for"
+            raise SamplerError(f"the sampler returned {place}, which was {fault}")
         _check(completion, sampling)
         found[place] = completion
     missing = sorted(wanted - found.keys())
     if missing:
-        raise SamplerError(f"the sampler left out {len(missing)} of {len(wanted)} completions, first {missing[0]}")
+        raise SamplerError(
+            f"the sampler left out {len(missing)} of {len(wanted)} completions, first {missing[0]}"
+        )
     groups = []
     for prompt, request in zip(prompts, requests, strict=True):
         own = [found[request.prompt_id, index] for index in range(num_samples)]
@@ -67,7 +72,11 @@ def _requests(
 
 
 def _rollout(prompt: Prompt, request: Request, completion: Completion, format: ChatFormat) -> Rollout:
-    own = completion if completion.prompt_id == prompt.prompt_id else replace(completion, prompt_id=prompt.prompt_id)
+    own = (
+        completion
+        if completion.prompt_id == prompt.prompt_id
+        else replace(completion, prompt_id=prompt.prompt_id)
+    )
     return Rollout(prompt, request.prompt_ids, own, format.decode(own.token_ids))
 
 

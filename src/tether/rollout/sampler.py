@@ -12,7 +12,9 @@ __all__ = ["Sampler", "check_requests", "check_sampling"]
 
 
 class Sampler(Protocol):
-    """Draws answers. Every (request, sample index) comes back exactly once, in any order, each as it finishes."""
+    """Draws answers. Every (request, sample index) comes back exactly once, in any order, each as it
+    finishes.
+    """
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]: ...
 
@@ -57,9 +59,10 @@ def _problem(request: Request, budget: int, max_length: int | None, vocabulary: 
     if max_length is not None and num_tokens + budget > max_length:
         return (
             f"too long: {num_tokens} prompt tokens + max_new_tokens {budget} exceed the {max_length} positions of "
-            "the model; shorten the prompt (data.max_prompt_tokens) or lower max_new_tokens"
+            "the model; shorten the prompt (max_prompt_tokens) or lower max_new_tokens"
         )
     low, high = min(request.prompt_ids), max(request.prompt_ids)
     if low < 0 or high >= vocabulary:
-        return f"token id {low if low < 0 else high} is outside the vocabulary of {vocabulary}: another tokenizer?"
+        strange = low if low < 0 else high
+        return f"token id {strange} is outside the vocabulary of {vocabulary}: another tokenizer?"
     return None

@@ -18,8 +18,8 @@ Script = Mapping[str, Sequence[Sequence[int]]] | Callable[[Request, int], Sequen
 class ScriptedSampler:
     """Answers from a script: ids per (prompt id, sample index), or a function of the request and the index.
 
-    An answer longer than the budget is cut and ends LENGTH; any other ends STOP, whatever its last id: the engine's
-    word counts. ``shuffle_seed`` returns completions in a random order, as real engines do.
+    An answer longer than the budget is cut and ends LENGTH; any other ends STOP, whatever its last id: the
+    engine's word counts. ``shuffle_seed`` returns completions in a random order, as real engines do.
     """
 
     def __init__(

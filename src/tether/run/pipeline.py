@@ -16,7 +16,14 @@ from typing import Any
 from tether.algorithms.policy_gradient import OnlineConfig
 from tether.backends.compute import Compute, resolve_compute
 from tether.config import DataSource, PPOConfig, RunConfig
-from tether.data.lengths import comparison_pairs, demonstration_examples, limit_examples, limit_pairs
+from tether.data.lengths import (
+    LengthPolicy,
+    comparison_pairs,
+    demonstration_examples,
+    limit_examples,
+    limit_pairs,
+    limit_prompts,
+)
 from tether.data.load import load_prompts, load_rows
 from tether.data.overlap import refuse_overlap
 from tether.events import EventLog
@@ -40,7 +47,7 @@ from tether.run.reward_model import num_steps as reward_model_steps
 from tether.run.rl import OnlineRun, rl
 from tether.run.sft import num_steps as sft_steps
 from tether.run.sft import sft
-from tether.types import Message
+from tether.types import Message, Prompt
 
 __all__ = ["RunResult", "run"]
 
@@ -188,6 +195,8 @@ def _rl_stage(context: _Context, name: str, start: Path, reward_model: Path | No
     def build(folder: Path) -> dict[str, Any]:
         rows = load_rows(config.prompts.path, config.prompts.split, config.prompts.limit)
         prompts = read_prompts(rows.rows, rows.source)
+        if config.max_prompt_tokens is not None:
+            prompts = _within_limit(context, prompts, config, start, rows.source)
         learner = _learner(context, config, start, reward_model)
         rubric = build_rubric(config.rewards, reward_model=_scorer(context, reward_model))
         recorder = context.recorder(stage, config.steps)
@@ -202,6 +211,15 @@ def _rl_stage(context: _Context, name: str, start: Path, reward_model: Path | No
     return _stage(context, stage, _made_from(context, config, *inputs), build)
 
 
+def _within_limit(context: _Context, prompts: Sequence[Prompt], config: OnlineConfig, start: Path, source: str) -> list[Prompt]:
+    """Apply max_prompt_tokens: an error that names the rows, or fewer prompts and a message that counts them."""
+    assert config.max_prompt_tokens is not None
+    format = _load_policy(context, start).format
+    limited = limit_prompts([format.prompt_ids(p.text) for p in prompts], config.max_prompt_tokens, LengthPolicy(config.long_prompts), source)
+    context.observer.message(f"{source}: {limited.report}")
+    return [prompts[index] for index in limited.kept]
+
+
 def _learner(context: _Context, config: OnlineConfig, start: Path, reward_model: Path | None) -> OnlineLearner:
     lora = None if context.config.model.lora is None else LoraSpec(**context.config.model.lora.model_dump())
     shared = isinstance(config, PPOConfig) and config.critic == "shared"
@@ -211,7 +229,7 @@ def _learner(context: _Context, config: OnlineConfig, start: Path, reward_model:
         policy.enable_activation_checkpointing()
     critic = None
     if isinstance(config, PPOConfig) and config.critic == "separate":
-        critic = Critic.load(start, seed=context.config.seed).to(context.compute.device)
+        critic = Critic.load(start).to(context.compute.device)
     elif isinstance(config, PPOConfig) and config.critic == "reward_model":
         assert reward_model is not None
         critic = critic_from_reward_model(RewardModel.load(reward_model)).to(context.compute.device)
@@ -225,10 +243,11 @@ class _AutocastScorer:
         self._model, self._compute = model, compute
         self.score_offset = model.score_offset
 
-    def score_texts(self, prompts: Sequence[str | tuple[Message, ...]], completions: Sequence[str]) -> list[float]:
+    def score_texts(self, prompts: Sequence[str | tuple[Message, ...]], completions: Sequence[str], *,
+                    token_budget: int | None = None) -> list[float]:
         """Raw scores."""
         with self._compute.autocast():
-            return self._model.score_texts(prompts, completions, token_budget=self._compute.token_budget)
+            return self._model.score_texts(prompts, completions, token_budget=token_budget or self._compute.token_budget)
 
 
 def _scorer(context: _Context, folder: Path | None) -> _AutocastScorer | None:
