@@ -216,7 +216,8 @@ def _tradeoffs(run: RunRecord, limits: _Limits) -> Iterator[Chart]:
             most_points=limits.points,
         )
     if run.evaluation and len(run.evaluation.policies) > 1:
-        points = {policy.name: ((policy.kl_sequence, policy.mean),) for policy in run.evaluation.policies}
+        start, *trained = run.evaluation.policies  # the start last, so that stages keep their colours
+        points = {policy.name: ((policy.kl_sequence, policy.mean),) for policy in (*trained, start)}
         yield chart(
             "Held-out score against KL",
             score_meaning(run.evaluation.policies[0].score),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -63,7 +64,7 @@ def why_not_llama(model: nn.Module) -> str | None:
     """
     if type(model) is not LlamaForCausalLM or type(model.model) is not LlamaModel:
         return f"{type(model).__name__} is not exactly LlamaForCausalLM"
-    config = model.config
+    config: Any = model.config
     if config.hidden_act not in ("silu", "swish"):
         return f"activation {config.hidden_act!r} is not silu"
     rope = config.rope_parameters["rope_type"]
@@ -81,7 +82,7 @@ def why_not_llama(model: nn.Module) -> str | None:
     return "a module has a forward hook" if hooked else None
 
 
-def _linears(layer: LlamaDecoderLayer) -> tuple[nn.Module, ...]:
+def _linears(layer: Any) -> tuple[Any, ...]:
     attention, mlp = layer.self_attn, layer.mlp
     return (
         attention.q_proj,
@@ -103,16 +104,17 @@ def pack_llama(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaWeights:
     parameter.
     """
 
-    def stack(*linears: nn.Linear) -> tuple[Tensor, ...]:
+    def stack(*linears: Any) -> tuple[Tensor, ...]:
         weights = tuple(linear.weight.detach() for linear in linears)
         return weights if weights[0].dtype == dtype else (torch.cat([w.to(dtype) for w in weights]),)
 
-    def norm(module: LlamaRMSNorm) -> Tensor:
+    def norm(module: Any) -> Tensor:
         weight = module.weight.detach()
         return weight if weight.dtype == dtype == torch.float32 else weight.float().clone()
 
     layers = []
-    for layer in model.model.layers:
+    every_layer: Any = model.model.layers
+    for layer in every_layer:
         q, k, v, out, gate, up, down = _linears(layer)
         layers.append(
             LlamaLayer(
@@ -127,10 +129,10 @@ def pack_llama(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaWeights:
     (head,) = stack(model.lm_head)
     tied = model.model.embed_tokens.weight is model.lm_head.weight
     embedding = head if tied else model.model.embed_tokens.weight.detach().to(dtype)
-    attention, config = model.model.layers[0].self_attn, model.config
+    config: Any = model.config
     return LlamaWeights(
         embedding, tuple(layers), norm(model.model.norm), head, model.model.rotary_emb,
-        config.num_attention_heads, config.num_key_value_heads, attention.head_dim, config.rms_norm_eps,
+        config.num_attention_heads, config.num_key_value_heads, every_layer[0].self_attn.head_dim, config.rms_norm_eps,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -73,7 +73,8 @@ class LocalSampler:
         finite.
         """
         config = self._model.config.to_dict()
-        vocabulary = self._model.get_input_embeddings().weight.shape[0]
+        embedding: Any = self._model.get_input_embeddings()
+        vocabulary = embedding.weight.shape[0]
         check_requests(requests, sampling, max_length=position_limit(config), vocabulary=vocabulary)
         return self._generate(requests, sampling)
 
