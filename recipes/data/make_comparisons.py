@@ -84,7 +84,7 @@ def requests_of(chat: ChatFormat, prompt_id: str, question: str) -> list[Request
 
 
 def compare(row: dict[str, Any], answers: list[Answer]) -> list[dict[str, Any]]:
-    """The judged pairs of one prompt; equal and empty answers give none."""
+    """The judged pairs of one prompt; empty answers, and pairs of equal points, give none: the rater cannot tell."""
     question, rows = row["prompt"][0]["content"], []
     for one, other in PAIRS:
         (first, first_finished), (second, second_finished) = answers[one], answers[other]
@@ -98,14 +98,21 @@ def compare(row: dict[str, Any], answers: list[Answer]) -> list[dict[str, Any]]:
             second_finished=second_finished,
             settings=RATER,
         )
-        better, worse = (first, second) if choice.first_wins else (second, first)
+        if choice.first_points == choice.second_points:
+            continue
+        better, worse = (
+            answers[one if choice.first_wins else other],
+            answers[other if choice.first_wins else one],
+        )
         rows.append(
             {
                 "prompt": row["prompt"],
-                "chosen": [{"role": "assistant", "content": better}],
-                "rejected": [{"role": "assistant", "content": worse}],
+                "chosen": [{"role": "assistant", "content": better[0]}],
+                "rejected": [{"role": "assistant", "content": worse[0]}],
                 "prompt_id": row["id"],
                 "rater": RATER_NAME,
+                "chosen_finished": better[1],
+                "rejected_finished": worse[1],
                 "rater_agrees_with_rule": choice.first_wins == (choice.first_points > choice.second_points),
             }
         )

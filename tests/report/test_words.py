@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib import resources
 
 import pytest
 
@@ -46,6 +47,12 @@ def test_raters_are_read_only_from_the_file_that_was_trained_on(tmp_path):
     assert raters_of(str(file), "0" * 64) == []
     assert raters_of("tether:../../nothing", "0" * 64) == []
     assert raters_of("\0", "") == []
+
+
+def test_the_bundled_comparisons_name_their_rater():
+    file = resources.files("tether") / "recipes_data" / "quickstart_comparisons.jsonl"
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert raters_of("tether:quickstart_comparisons.jsonl", sha256) == [RATER_NAME]
 
 
 def test_a_reward_that_rises_alone_is_pointed_out(make_run):

@@ -88,13 +88,19 @@ def test_demonstrations_are_in_the_style_and_use_training_questions():
 def test_comparisons_name_their_simulated_rater_and_training_questions():
     train = {row["id"]: row["prompt"] for row in rows("quickstart_prompts_train")}
     comparisons = rows("quickstart_comparisons")
-    assert 650 <= len(comparisons) <= 720
+    assert 600 <= len(comparisons) <= 720
     for row in comparisons:
         assert row["rater"] == RATER_NAME
         assert train[row["prompt_id"]] == row["prompt"]
         assert row["chosen"] != row["rejected"]
         assert row["chosen"][0]["content"].strip()
         assert row["rejected"][0]["content"].strip()
+        chosen, rejected = (
+            noiseless(question(row), row[side][0]["content"], row[f"{side}_finished"]).points
+            for side in ("chosen", "rejected")
+        )
+        assert row["rater_agrees_with_rule"] == (chosen > rejected)
+        assert chosen != rejected
 
 
 def test_every_file_is_described_with_origin_and_licence():

@@ -231,7 +231,7 @@ def raters_of(source: str, sha256: str) -> list[str]:
     was trained on.
     """
     file = (
-        resources.files("tether") / "recipes_data" / f"{source.removeprefix('tether:')}.jsonl"
+        resources.files("tether") / "recipes_data" / source.removeprefix("tether:")
         if source.startswith("tether:")
         else Path(source)
     )

@@ -132,7 +132,8 @@ def pack_llama(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaWeights:
     config: Any = model.config
     return LlamaWeights(
         embedding, tuple(layers), norm(model.model.norm), head, model.model.rotary_emb,
-        config.num_attention_heads, config.num_key_value_heads, every_layer[0].self_attn.head_dim, config.rms_norm_eps,
+        config.num_attention_heads, config.num_key_value_heads, every_layer[0].self_attn.head_dim,
+        config.rms_norm_eps,
     )  # fmt: skip
 
 

@@ -58,8 +58,8 @@ def _problem(request: Request, budget: int, max_length: int | None, vocabulary: 
         return f"key must be an unsigned 64-bit number (see request_key), got {request.key}"
     if max_length is not None and num_tokens + budget > max_length:
         return (
-            f"too long: {num_tokens} prompt tokens + max_new_tokens {budget} exceed the {max_length} positions "
-            "of the model; shorten the prompt (max_prompt_tokens) or lower max_new_tokens"
+            f"too long: {num_tokens} prompt tokens + max_new_tokens {budget} exceed the {max_length} "
+            "positions of the model; shorten the prompt (max_prompt_tokens) or lower max_new_tokens"
         )
     low, high = min(request.prompt_ids), max(request.prompt_ids)
     if low < 0 or high >= vocabulary:
