@@ -57,18 +57,35 @@ class _FunctionPart:
         return Score(None if value is None else float(value))
 
 
-def ppo(policy: Policy, prompts: Iterable[str | Sequence[Message] | Prompt], reward: RewardFunction | RewardModel | Sequence[RewardPart], *,
-        seed: int = 0, log: str | Path | None = None, observer: Observer | None = None, **settings: Any) -> dict[str, float]:
+def ppo(
+    policy: Policy,
+    prompts: Iterable[str | Sequence[Message] | Prompt],
+    reward: RewardFunction | RewardModel | Sequence[RewardPart],
+    *,
+    seed: int = 0,
+    log: str | Path | None = None,
+    observer: Observer | None = None,
+    **settings: Any,
+) -> dict[str, float]:
     """PPO (Schulman et al. 2017) on ``policy``, in place, tethered to its weights at the call.
 
-    ``settings`` are the fields of :class:`~tether.config.PPOConfig` (``steps``, ``kl={"beta": .05}``, ...) and ``compute={...}``. Returns the
-    metrics of the last step; with ``log`` every step is appended to that .jsonl. Raises ConfigError for unknown or wrong settings.
+    ``settings`` are the fields of :class:`~tether.config.PPOConfig` (``steps``, ``kl={"beta": .05}``, ...) and
+    ``compute={...}``.
+    Returns the metrics of the last step; with ``log`` every step is appended to that .jsonl. Raises ConfigError for wrong settings.
     """
     return _online(PPOConfig, policy, prompts, reward, seed, log, observer, settings)
 
 
-def grpo(policy: Policy, prompts: Iterable[str | Sequence[Message] | Prompt], reward: RewardFunction | RewardModel | Sequence[RewardPart], *,
-         seed: int = 0, log: str | Path | None = None, observer: Observer | None = None, **settings: Any) -> dict[str, float]:
+def grpo(
+    policy: Policy,
+    prompts: Iterable[str | Sequence[Message] | Prompt],
+    reward: RewardFunction | RewardModel | Sequence[RewardPart],
+    *,
+    seed: int = 0,
+    log: str | Path | None = None,
+    observer: Observer | None = None,
+    **settings: Any,
+) -> dict[str, float]:
     """GRPO (DeepSeekMath, 2402.03300) on ``policy``, in place; see :func:`ppo`. ``settings`` are those of GRPOConfig."""
     return _online(GRPOConfig, policy, prompts, reward, seed, log, observer, settings)
 
@@ -93,23 +110,39 @@ class PolicyUpdater:
         config, compute = _settings(kinds[self.algorithm], dict(self.settings))
         self._learner = _learner(self.policy, self.reference, config, compute, self.seed)
 
-    def update(self, query_ids: Sequence[Sequence[int]], response_ids: Sequence[Sequence[int]], scores: Sequence[float], *,
-               groups: Sequence[str] | None = None, terminated: Sequence[bool] | None = None,
-               sampler_logprobs: Sequence[Sequence[float]] | None = None) -> dict[str, float]:
+    def update(
+        self,
+        query_ids: Sequence[Sequence[int]],
+        response_ids: Sequence[Sequence[int]],
+        scores: Sequence[float],
+        *,
+        groups: Sequence[str] | None = None,
+        terminated: Sequence[bool] | None = None,
+        sampler_logprobs: Sequence[Sequence[float]] | None = None,
+    ) -> dict[str, float]:
         """One round on B answers: ids as they were sampled, one score each. Returns its statistics.
 
         ``groups``: which prompt each row belongs to (default: rows with equal query ids). ``terminated``: False where an answer was cut
         by a length limit (default: True where it ends in one of the policy's end tokens). Raises ValueError for lengths that differ.
         """
         count = len(scores)
-        given = {"query_ids": query_ids, "response_ids": response_ids, "groups": groups, "terminated": terminated, "sampler_logprobs": sampler_logprobs}
+        given = {
+            "query_ids": query_ids,
+            "response_ids": response_ids,
+            "groups": groups,
+            "terminated": terminated,
+            "sampler_logprobs": sampler_logprobs,
+        }
         for name, value in given.items():
             if value is not None and len(value) != count:
                 raise ValueError(f"{name} has {len(value)} rows, scores has {count}: one row per answer")
         ends = set(self.policy.format.eos_ids)
         rows = [
             RolloutRow(
-                tuple(query_ids[i]), tuple(response_ids[i]), None if sampler_logprobs is None else tuple(sampler_logprobs[i]), float(scores[i]),
+                tuple(query_ids[i]),
+                tuple(response_ids[i]),
+                None if sampler_logprobs is None else tuple(sampler_logprobs[i]),
+                float(scores[i]),
                 groups[i] if groups is not None else repr(tuple(query_ids[i])),
                 terminated[i] if terminated is not None else bool(response_ids[i]) and response_ids[i][-1] in ends,
             )
@@ -123,8 +156,16 @@ class PolicyUpdater:
         return self._learner.controller.beta
 
 
-def update_policy(policy: Policy, query_ids: Sequence[Sequence[int]], response_ids: Sequence[Sequence[int]], scores: Sequence[float], *,
-                  reference: Reference, algorithm: str = "ppo", **settings: Any) -> dict[str, float]:
+def update_policy(
+    policy: Policy,
+    query_ids: Sequence[Sequence[int]],
+    response_ids: Sequence[Sequence[int]],
+    scores: Sequence[float],
+    *,
+    reference: Reference,
+    algorithm: str = "ppo",
+    **settings: Any,
+) -> dict[str, float]:
     """One PPO or GRPO update and its statistics, with a fresh optimiser. For repeated updates keep a :class:`PolicyUpdater`."""
     return PolicyUpdater(policy, algorithm, reference, settings).update(query_ids, response_ids, scores)
 
@@ -132,8 +173,16 @@ def update_policy(policy: Policy, query_ids: Sequence[Sequence[int]], response_i
 # ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _online(kind: type[PPOConfig] | type[GRPOConfig], policy: Policy, prompts: Iterable[Any], reward: Any, seed: int, log: str | Path | None,
-            observer: Observer | None, settings: Mapping[str, Any]) -> dict[str, float]:
+def _online(
+    kind: type[PPOConfig] | type[GRPOConfig],
+    policy: Policy,
+    prompts: Iterable[Any],
+    reward: Any,
+    seed: int,
+    log: str | Path | None,
+    observer: Observer | None,
+    settings: Mapping[str, Any],
+) -> dict[str, float]:
     config, compute = _settings(kind, dict(settings))
     asked = [_as_prompt(prompt, index) for index, prompt in enumerate(prompts)]
     if not asked:
@@ -162,7 +211,9 @@ def _settings(kind: type[PPOConfig] | type[GRPOConfig], settings: dict[str, Any]
 def _learner(policy: Policy, reference: Reference | None, config: PPOConfig | GRPOConfig, compute: Compute, seed: int) -> OnlineLearner:
     if isinstance(config, PPOConfig):
         if config.critic != "shared":
-            raise ConfigError(f"critic = {config.critic!r}: the Python functions train a shared value head; use `tether run` for other critics")
+            raise ConfigError(
+                f"critic = {config.critic!r}: the Python functions train a shared value head; use `tether run` for others"
+            )
         policy.ensure_value_head()
     policy.to(compute.device)
     return OnlineLearner(policy, reference or Reference.frozen_copy(policy), config, compute, seed=seed)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Metric", "MetricSums", "REGISTRY", "UnknownMetricError", "describe"]
+__all__ = ["REGISTRY", "Metric", "MetricSums", "UnknownMetricError", "describe"]
 
 
 class UnknownMetricError(KeyError):

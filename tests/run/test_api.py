@@ -21,7 +21,9 @@ def policy():
 
 @pytest.mark.parametrize(("function", "extra"), [(tether.ppo, {}), (tether.grpo, {"samples_per_prompt": 3})])
 def test_a_run_from_python(policy, function, extra, tmp_path):
-    metrics = function(policy, ["one two", "three"], lambda prompt, answer: float(len(answer)), log=tmp_path / "log.jsonl", **SETTINGS, **extra)
+    metrics = function(
+        policy, ["one two", "three"], lambda prompt, answer: float(len(answer)), log=tmp_path / "log.jsonl", **SETTINGS, **extra
+    )
     assert metrics["reward"] >= 0
     assert [e["step"] for e in read_events(tmp_path / "log.jsonl") if e["kind"] == "step"] == [1, 2]
 

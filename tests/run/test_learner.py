@@ -82,7 +82,7 @@ def test_a_policy_that_moves_between_the_passes_is_refused(policy, monkeypatch):
 
     monkeypatch.setattr(made, "_experience", moved)
     before = weights(policy)
-    with pytest.raises(RatioError, match="differs by 0.1 nats"):
+    with pytest.raises(RatioError, match=r"differs by 0\.1 nats"):
         made.learn(make_rows())
     assert torch.equal(before, weights(policy))
 
@@ -93,7 +93,9 @@ def test_case_D7_the_token_budget_changes_nothing(tiny_folder, kind, aggregation
     after = []
     for budget in (16, 40, 4096):
         policy = Policy.load(tiny_folder, value_head="shared")
-        made = learner(policy, kind, replace(FLOAT32, token_budget=budget), aggregation=aggregation, optim={"learning_rate": 1e-4, "eps": 1e-3})
+        made = learner(
+            policy, kind, replace(FLOAT32, token_budget=budget), aggregation=aggregation, optim={"learning_rate": 1e-4, "eps": 1e-3}
+        )
         made.learn(make_rows())
         after.append(weights(policy))
     assert torch.allclose(after[0], after[2], atol=1e-6)
@@ -126,7 +128,9 @@ def test_case_C2_with_zero_advantages_a_step_brings_the_policy_nearer_to_the_ref
     assert last["kl_loss"] < first["kl_loss"]
 
 
-@pytest.mark.parametrize(("where", "estimator", "has_term"), [("reward", "k1", False), ("loss", "k2", True), ("loss", "k3_corrected", True)])
+@pytest.mark.parametrize(
+    ("where", "estimator", "has_term"), [("reward", "k1", False), ("loss", "k2", True), ("loss", "k3_corrected", True)]
+)
 def test_case_C4_the_kl_acts_in_one_place(where, estimator, has_term):
     config = GRPOConfig.model_validate({**DATA, "kl": {"where": where, "estimator": estimator, "beta": 0.1}})
     logprobs = torch.full((1, 3), -1.0)
@@ -214,5 +218,5 @@ def _one_token_rows(policy, generator):
     with torch.no_grad():
         logits = policy.model(batch.token_ids_BT[:, :2]).logits[0, -1]
     probabilities = torch.softmax(logits, -1)
-    tokens = torch.multinomial(probabilities, 15, replacement=True, generator=generator).tolist() + [7]
+    tokens = [*torch.multinomial(probabilities, 15, replacement=True, generator=generator).tolist(), 7]
     return [RolloutRow((5, 6), (token,), None, float(token == 7), "p", True) for token in tokens]

@@ -36,7 +36,8 @@ def config(tmp_path):
             "ppo": {"kind": "ppo", "prompts": {"path": str(tmp_path / "prompts.jsonl")}, "rewards": [{"kind": "learned"}], "steps": 2,
                     "prompts_per_step": 4, "minibatches": 2, "sampling": sampling},
             "grpo": {"kind": "grpo", "prompts": {"path": str(tmp_path / "prompts.jsonl")}, "steps": 2, "prompts_per_step": 2,
-                     "samples_per_prompt": 3, "rewards": [{"kind": "length", "params": {"low": 1, "high": 4, "falloff": 4}}], "sampling": sampling},
+                     "samples_per_prompt": 3, "sampling": sampling,
+                     "rewards": [{"kind": "length", "params": {"low": 1, "high": 4, "falloff": 4}}]},
         },
         "evaluate": {"prompts": {"path": str(tmp_path / "held.jsonl")}, "sampling": sampling},
     }  # fmt: skip
@@ -120,7 +121,13 @@ def test_case_H4_a_prompt_limit_has_an_effect(config, tmp_path):
     long = [{"prompt_id": "long", "prompt": turn("word " * 50), "answer": "x"}]
     short = [{"prompt_id": f"s{i}", "prompt": turn(f"Say {i}."), "answer": "x"} for i in range(4)]
     write_jsonl(tmp_path / "prompts.jsonl", long + short)
-    base = {**config, "sft": None, "reward_model": None, "evaluate": None, "rl": {"grpo": {**config["rl"]["grpo"], "max_prompt_tokens": 60}}}
+    base = {
+        **config,
+        "sft": None,
+        "reward_model": None,
+        "evaluate": None,
+        "rl": {"grpo": {**config["rl"]["grpo"], "max_prompt_tokens": 60}},
+    }
     with pytest.raises(DataError, match=r"the limit is 60"):
         run(RunConfig.model_validate(base))
     base["rl"]["grpo"]["long_prompts"] = "filter"

@@ -106,8 +106,9 @@ def _gae(experience: Experience, config: PPOConfig, beta: float) -> tuple[Tensor
     mask_BT = experience.mask_BT
     reward_beta = beta if config.kl.where == "reward" else 0.0
     rewards_BT = shaped_rewards(experience.scores_B, experience.old_logprobs_BT, experience.ref_logprobs_BT, mask_BT, reward_beta)
-    result = gae(rewards_BT, experience.old_values_BT, mask_BT, config.gamma, config.lam, experience.terminated_B,
-                 experience.bootstrap_values_B)
+    result = gae(
+        rewards_BT, experience.old_values_BT, mask_BT, config.gamma, config.lam, experience.terminated_B, experience.bootstrap_values_B
+    )
     advantages_BT = whiten(result.advantages_BT, mask_BT) if config.whiten_advantages else result.advantages_BT
     return advantages_BT.detach(), result.returns_BT
 

@@ -41,8 +41,15 @@ def learning_rate_factor(step: int, config: OptimConfig, total_steps: int) -> fl
 class LocalWorker:
     """AdamW over the trainable weights of some modules. State: optimiser moments and the step count."""
 
-    def __init__(self, modules: Iterable[nn.Module], config: OptimConfig, total_steps: int, *,
-                 head_names: tuple[str, ...] = (), head_learning_rate: float | None = None) -> None:
+    def __init__(
+        self,
+        modules: Iterable[nn.Module],
+        config: OptimConfig,
+        total_steps: int,
+        *,
+        head_names: tuple[str, ...] = (),
+        head_learning_rate: float | None = None,
+    ) -> None:
         self._config = config
         self._total_steps = total_steps
         self._steps = 0
@@ -85,9 +92,11 @@ class LocalWorker:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def _groups(named: list[tuple[str, nn.Parameter]], config: OptimConfig, head_names: tuple[str, ...],
-            head_learning_rate: float | None) -> list[dict[str, Any]]:
+def _groups(
+    named: list[tuple[str, nn.Parameter]], config: OptimConfig, head_names: tuple[str, ...], head_learning_rate: float | None
+) -> list[dict[str, Any]]:
     """Weight decay on matrices outside the heads; heads may learn at their own rate."""
+
     def is_head(name: str) -> bool:
         return any(head in name for head in head_names)
 

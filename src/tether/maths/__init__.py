@@ -189,15 +189,16 @@ from .value_loss import (
 )
 
 __all__ = [
+    "CHUNK_ELEMENTS",
+    "FROZEN_BYTES",
+    "TRAINED_BYTES",
     "ActivationKind",
     "AdamEps",
     "Aggregation",
     "BestOfNKL",
-    "CHUNK_ELEMENTS",
     "DynamicSampling",
     "EmptyRows",
     "EpsMode",
-    "FROZEN_BYTES",
     "FilteredLogits",
     "GAEResult",
     "GroupStats",
@@ -223,7 +224,6 @@ __all__ = [
     "SequenceSurrogate",
     "StdKind",
     "Surrogate",
-    "TRAINED_BYTES",
     "TetheredSurrogate",
     "TieProbabilities",
     "ValueLoss",

@@ -73,14 +73,26 @@ class Gain:
         return self.low > 0 or self.high < 0
 
 
-def evaluate_policy(name: str, policy: Policy, reference: Reference | None, sampler: LocalSampler, prompts: Sequence[Prompt], score: Rubric,
-                    proxies: Mapping[str, Rubric], config: EvaluateConfig, compute: Compute, seed: int) -> EvaluatedPolicy:
+def evaluate_policy(
+    name: str,
+    policy: Policy,
+    reference: Reference | None,
+    sampler: LocalSampler,
+    prompts: Sequence[Prompt],
+    score: Rubric,
+    proxies: Mapping[str, Rubric],
+    config: EvaluateConfig,
+    compute: Compute,
+    seed: int,
+) -> EvaluatedPolicy:
     """Sample, score with the independent rule, and measure KL(policy || reference) on the policy's own samples (k1, unfiltered).
 
     ``proxies`` are the training rewards by stage name, reported beside the independent score and never part of it.
     """
     sampling = Sampling(config.sampling.max_new_tokens, config.sampling.temperature)
-    rollouts = collect(prompts, sampler, sampling, policy.format, num_samples=config.samples_per_prompt, run_seed=seed, step=_EVALUATION_STEP)
+    rollouts = collect(
+        prompts, sampler, sampling, policy.format, num_samples=config.samples_per_prompt, run_seed=seed, step=_EVALUATION_STEP
+    )
     groups = score.score(rollouts)
     by_prompt = tuple(float(np.nanmean(group.scores)) if not all(map(math.isnan, group.scores)) else math.nan for group in groups)
     finite = np.array([value for value in by_prompt if not math.isnan(value)])
@@ -88,16 +100,30 @@ def evaluate_policy(name: str, policy: Policy, reference: Reference | None, samp
     flat = [rollout for group in rollouts for rollout in group]
     units = None if reference is None else _kl(policy, reference, flat, sampling.temperature, compute)
     return EvaluatedPolicy(
-        name=name, score=config.score, mean=interval.estimate, low=interval.low, high=interval.high, num_prompts=len(finite),
-        samples_per_prompt=config.samples_per_prompt, confidence=config.confidence,
+        name=name,
+        score=config.score,
+        mean=interval.estimate,
+        low=interval.low,
+        high=interval.high,
+        num_prompts=len(finite),
+        samples_per_prompt=config.samples_per_prompt,
+        confidence=config.confidence,
         response_length=float(np.mean([len(r.completion.token_ids) for r in flat])),
         truncated_share=float(np.mean([r.truncated for r in flat])),
         kl_token_mean_nats=0.0 if units is None else float(units.token_mean_nats),
         kl_sequence_sum_nats=0.0 if units is None else float(units.seq_sum_mean_nats),
-        scores_by_prompt=by_prompt, components=_component_means(groups),
+        scores_by_prompt=by_prompt,
+        components=_component_means(groups),
         proxies={stage: _mean_score(rubric.score(rollouts)) for stage, rubric in proxies.items()},
-        samples=tuple({"prompt": g.rollouts[0].prompt.question, "completion": g.rollouts[0].text, "score": g.scores[0],
-                       "stop_reason": str(g.rollouts[0].completion.stop_reason)} for g in groups),
+        samples=tuple(
+            {
+                "prompt": g.rollouts[0].prompt.question,
+                "completion": g.rollouts[0].text,
+                "score": g.scores[0],
+                "stop_reason": str(g.rollouts[0].completion.stop_reason),
+            }
+            for g in groups
+        ),
     )
 
 

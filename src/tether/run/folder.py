@@ -85,13 +85,21 @@ def environment() -> dict[str, Any]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return {"python": sys.version.split()[0], "system": platform.system(), "machine": platform.machine(), "cores": os.cpu_count(),
-            "packages": versions, "revision": _git_revision()}
+    return {
+        "python": sys.version.split()[0],
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "packages": versions,
+        "revision": _git_revision(),
+    }
 
 
 def _git_revision() -> str | None:
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None

@@ -72,8 +72,17 @@ class _Plan:
 class OnlineLearner:
     """PPO or GRPO on one policy. State: weights, optimiser, beta."""
 
-    def __init__(self, policy: Policy, reference: Reference, config: OnlineConfig, compute: Compute, *,
-                 critic: Critic | None = None, seed: int = 0, total_rounds: int | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        reference: Reference,
+        config: OnlineConfig,
+        compute: Compute,
+        *,
+        critic: Critic | None = None,
+        seed: int = 0,
+        total_rounds: int | None = None,
+    ) -> None:
         self.policy, self.reference, self.critic = policy, reference, critic
         self.config, self.compute = config, compute
         self.controller = KLController.from_config(config.kl)
@@ -145,8 +154,16 @@ class OnlineLearner:
         terminated_B = torch.tensor([row.terminated for row in rows], device=mask_BT.device)
         scores_B = torch.tensor([row.score for row in rows], dtype=torch.float32, device=mask_BT.device)
         groups_B = as_groups([row.group for row in rows]).to(mask_BT.device)
-        return Experience(mask_BT, scores_B, groups_B, terminated_B, old_BT, ref_BT, values_BT if with_values else None,
-                          bootstrap_B if with_values else None)
+        return Experience(
+            mask_BT,
+            scores_B,
+            groups_B,
+            terminated_B,
+            old_BT,
+            ref_BT,
+            values_BT if with_values else None,
+            bootstrap_B if with_values else None,
+        )
 
     def _values(self, part: TextBatch) -> tuple[Tensor, Tensor]:
         """Values of the states before each response token, and of the state after the last one (used where a row was cut)."""
@@ -206,8 +223,9 @@ class OnlineLearner:
         ppo = isinstance(self.config, PPOConfig)
         shared_values = ppo and self.critic is None
         with self.compute.autocast():
-            output = self.policy.forward_response(batch.text, self.config.sampling.temperature,
-                                                  entropy=self.config.entropy_coef > 0, values=shared_values)
+            output = self.policy.forward_response(
+                batch.text, self.config.sampling.temperature, entropy=self.config.entropy_coef > 0, values=shared_values
+            )
             values_BT = output.values_BT if shared_values else None
             if ppo and self.critic is not None:
                 values_BT = self.critic.forward_values(batch.text)
@@ -215,8 +233,16 @@ class OnlineLearner:
         if check_ratio:
             self._check_first_ratio(output.logprobs_BT, batch, metrics)
         return policy_loss(
-            output.logprobs_BT, batch.old_logprobs_BT, batch.ref_logprobs_BT, batch.advantages_BT, mask_BT, self.config,
-            self.controller.beta, entropy_BT=output.entropy_BT, values_BT=values_BT, old_values_BT=batch.old_values_BT,
+            output.logprobs_BT,
+            batch.old_logprobs_BT,
+            batch.ref_logprobs_BT,
+            batch.advantages_BT,
+            mask_BT,
+            self.config,
+            self.controller.beta,
+            entropy_BT=output.entropy_BT,
+            values_BT=values_BT,
+            old_values_BT=batch.old_values_BT,
             returns_BT=batch.returns_BT,
         )
 
@@ -230,8 +256,8 @@ class OnlineLearner:
             row, column = divmod(int(gap_BT.argmax()), gap_BT.shape[1])
             raise RatioError(
                 f"before the first update of this round the log-probability of row {row}, token {column} differs by {worst:.3g} nats from "
-                f"the old one (allowed: {tolerance:g}). The two passes do not see the same model: look for dropout, a temperature that one side "
-                "lacks, shifted logits, or weights that changed between the passes"
+                f"the old one (allowed: {tolerance:g}). The two passes do not see the same model: look for dropout, a temperature that one "
+                "side lacks, shifted logits, or weights that changed between the passes"
             )
 
     def _advance_controller(self, experience: Experience) -> None:
@@ -250,7 +276,9 @@ def _check_rows(rows: Sequence[RolloutRow]) -> None:
         if not math.isfinite(row.score):
             raise NumericsError(f"row {number} ({row.group}) has score {row.score}: leave unscorable rows out, and look at the reward")
         if row.sampler_logprobs is not None and len(row.sampler_logprobs) != len(row.response_ids):
-            raise ValueError(f"row {number} ({row.group}): {len(row.sampler_logprobs)} sampler log-probabilities for {len(row.response_ids)} tokens")
+            raise ValueError(
+                f"row {number} ({row.group}): {len(row.sampler_logprobs)} sampler log-probabilities for {len(row.response_ids)} tokens"
+            )
 
 
 def _with_one_more(part: TextBatch, pad_id: int) -> TextBatch:
@@ -274,8 +302,13 @@ def _policy_batch(texts: TextBatch, experience: Experience, annotated: Annotated
         if row.sampler_logprobs is not None:
             sampler_BT[index, texts.response_mask_BT[index]] = torch.tensor(row.sampler_logprobs, device=sampler_BT.device)
     return PolicyBatch(
-        text=texts, old_logprobs_BT=experience.old_logprobs_BT, ref_logprobs_BT=experience.ref_logprobs_BT, sampler_logprobs_BT=sampler_BT,
-        advantages_BT=annotated.advantages_BT, returns_BT=annotated.returns_BT, old_values_BT=experience.old_values_BT,
+        text=texts,
+        old_logprobs_BT=experience.old_logprobs_BT,
+        ref_logprobs_BT=experience.ref_logprobs_BT,
+        sampler_logprobs_BT=sampler_BT,
+        advantages_BT=annotated.advantages_BT,
+        returns_BT=annotated.returns_BT,
+        old_values_BT=experience.old_values_BT,
     )
 
 
@@ -318,4 +351,3 @@ def _describe_step(metrics: MetricSums, losses: list[LossSum], stats: PolicyStat
     metrics.add("ratio_max", stats.ratio_max)
     metrics.add("ratio_min", stats.ratio_min)
     metrics.add("ess_token", stats.means().ess_token)
-

@@ -42,8 +42,8 @@ from tether.run.folder import RunFolder, sha256_text, write_atomic
 from tether.run.learner import OnlineLearner
 from tether.run.observer import Observer, Quiet
 from tether.run.recorder import Recorder
-from tether.run.reward_model import split_by_prompt, train_reward_model
 from tether.run.reward_model import num_steps as reward_model_steps
+from tether.run.reward_model import split_by_prompt, train_reward_model
 from tether.run.rl import OnlineRun, rl
 from tether.run.sft import num_steps as sft_steps
 from tether.run.sft import sft
@@ -100,7 +100,9 @@ def run(config: RunConfig, *, observer: Observer | None = None, fresh: bool = Fa
 
 def _say_what_is_used(context: _Context) -> None:
     dtype = str(context.compute.dtype).removeprefix("torch.")
-    context.observer.message(f"{context.folder.path}: {context.compute.device}, {dtype} products over float32 weights, seed {context.config.seed}")
+    context.observer.message(
+        f"{context.folder.path}: {context.compute.device}, {dtype} products over float32 weights, seed {context.config.seed}"
+    )
     if context.config.model.trust_remote_code:
         context.log.write("message", stage="run", text="model.trust_remote_code is on: code inside the model folder runs")
         context.observer.message("WARNING: model.trust_remote_code is on: code inside the model folder runs")
@@ -125,14 +127,29 @@ def _stage(context: _Context, name: str, made_from: str, build: Callable[[Path],
 def _made_from(context: _Context, section: Any, *inputs: Path) -> str:
     """What a stage depends on: its section, the model, the seed, and the stages before it."""
     before = [json.loads((path / "stage.json").read_text())["made_from"] for path in inputs if (path / "stage.json").exists()]
-    return sha256_text(json.dumps([section.model_dump(mode="json"), context.config.model.model_dump(mode="json"),
-                                   context.config.compute.model_dump(mode="json"), context.config.seed, before]))
+    return sha256_text(
+        json.dumps(
+            [
+                section.model_dump(mode="json"),
+                context.config.model.model_dump(mode="json"),
+                context.config.compute.model_dump(mode="json"),
+                context.config.seed,
+                before,
+            ]
+        )
+    )
 
 
 def _load_policy(context: _Context, path: Path | str, *, value_head: ValueHead = ValueHead.NONE, lora: LoraSpec | None = None) -> Policy:
     model = context.config.model
-    policy = Policy.load(path, value_head=value_head, lora=lora, local_files_only=model.local_files_only,
-                         trust_remote_code=model.trust_remote_code, seed=context.config.seed)
+    policy = Policy.load(
+        path,
+        value_head=value_head,
+        lora=lora,
+        local_files_only=model.local_files_only,
+        trust_remote_code=model.trust_remote_code,
+        seed=context.config.seed,
+    )
     return policy.to(context.compute.device)
 
 
@@ -154,8 +171,13 @@ def _sft_stage(context: _Context) -> Path:
             policy.enable_activation_checkpointing()
         last = sft(policy, limited.examples, config, context.compute, recorder, context.config.seed)
         policy.save(folder)
-        summary = {"loss": last["loss"], "demonstrations": len(limited.examples), "cuts": asdict(limited.report),
-                   "data_sha256": rows.sha256, "weights_sha256": policy.weights_fingerprint()}
+        summary = {
+            "loss": last["loss"],
+            "demonstrations": len(limited.examples),
+            "cuts": asdict(limited.report),
+            "data_sha256": rows.sha256,
+            "weights_sha256": policy.weights_fingerprint(),
+        }
         recorder.finish(summary)
         return summary
 
@@ -179,8 +201,13 @@ def _reward_model_stage(context: _Context, start: Path) -> Path | None:
         recorder.message(f"reward_model: {limited.report}; {len(training)} pairs to train on, {len(held_out)} held out")
         result = train_reward_model(model, training, held_out, config, context.compute, recorder, context.config.seed)
         model.save(folder)
-        summary = {"held_out": asdict(result), "training_pairs": len(training), "cuts": asdict(limited.report),
-                   "data_sha256": rows.sha256, "weights_sha256": model.weights_fingerprint()}
+        summary = {
+            "held_out": asdict(result),
+            "training_pairs": len(training),
+            "cuts": asdict(limited.report),
+            "data_sha256": rows.sha256,
+            "weights_sha256": model.weights_fingerprint(),
+        }
         recorder.finish(summary)
         return summary
 
@@ -203,8 +230,12 @@ def _rl_stage(context: _Context, name: str, start: Path, reward_model: Path | No
         sampler = _sampler(context, learner.policy, config.sampling.max_rows)
         last = rl(OnlineRun(learner, sampler, rubric, prompts, context.config.seed), recorder)
         learner.policy.save(folder)
-        summary = {"last_step": last, "beta": learner.controller.beta, "data_sha256": rows.sha256,
-                   "weights_sha256": learner.policy.weights_fingerprint()}
+        summary = {
+            "last_step": last,
+            "beta": learner.controller.beta,
+            "data_sha256": rows.sha256,
+            "weights_sha256": learner.policy.weights_fingerprint(),
+        }
         recorder.finish(summary)
         return summary
 
@@ -215,7 +246,9 @@ def _within_limit(context: _Context, prompts: Sequence[Prompt], config: OnlineCo
     """Apply max_prompt_tokens: an error that names the rows, or fewer prompts and a message that counts them."""
     assert config.max_prompt_tokens is not None
     format = _load_policy(context, start).format
-    limited = limit_prompts([format.prompt_ids(p.text) for p in prompts], config.max_prompt_tokens, LengthPolicy(config.long_prompts), source)
+    limited = limit_prompts(
+        [format.prompt_ids(p.text) for p in prompts], config.max_prompt_tokens, LengthPolicy(config.long_prompts), source
+    )
     context.observer.message(f"{source}: {limited.report}")
     return [prompts[index] for index in limited.kept]
 
@@ -243,8 +276,9 @@ class _AutocastScorer:
         self._model, self._compute = model, compute
         self.score_offset = model.score_offset
 
-    def score_texts(self, prompts: Sequence[str | tuple[Message, ...]], completions: Sequence[str], *,
-                    token_budget: int | None = None) -> list[float]:
+    def score_texts(
+        self, prompts: Sequence[str | tuple[Message, ...]], completions: Sequence[str], *, token_budget: int | None = None
+    ) -> list[float]:
         """Raw scores."""
         with self._compute.autocast():
             return self._model.score_texts(prompts, completions, token_budget=token_budget or self._compute.token_budget)
@@ -281,12 +315,27 @@ def _evaluate_stage(context: _Context, start: Path, policies: Mapping[str, Path]
         policy = _load_policy(context, path)
         sampler = _sampler(context, policy, config.sampling.max_rows)
         used = proxies if name == "start" else {name: proxies[name]}
-        results.append(evaluate_policy(name, policy, None if name == "start" else reference, sampler, prompts, score, used, config,
-                                       context.compute, context.config.seed))
+        results.append(
+            evaluate_policy(
+                name,
+                policy,
+                None if name == "start" else reference,
+                sampler,
+                prompts,
+                score,
+                used,
+                config,
+                context.compute,
+                context.config.seed,
+            )
+        )
         context.observer.step("evaluate", len(results), {})
     gains = [gain(results[0], result, context.config.seed) for result in results[1:]]
-    evaluation = {"prompts_sha256": rows.sha256, "policies": [r.as_dict() for r in results],
-                  "gains": [{**asdict(g), "excludes_zero": g.excludes_zero} for g in gains]}
+    evaluation = {
+        "prompts_sha256": rows.sha256,
+        "policies": [r.as_dict() for r in results],
+        "gains": [{**asdict(g), "excludes_zero": g.excludes_zero} for g in gains],
+    }
     write_atomic(context.folder.path / "evaluation.json", json.dumps(evaluation, indent=2) + "\n")
     recorder.finish({"gains": evaluation["gains"]})
     return evaluation

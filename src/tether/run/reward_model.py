@@ -47,8 +47,11 @@ def num_steps(num_pairs: int, config: RewardModelConfig) -> int:
     return config.epochs * math.ceil(num_pairs / config.batch_size)
 
 
-def split_by_prompt(pairs: Sequence[TokenizedPair], keys: Sequence[str], share: float, seed: int) -> tuple[list[TokenizedPair], list[TokenizedPair]]:
+def split_by_prompt(
+    pairs: Sequence[TokenizedPair], keys: Sequence[str], share: float, seed: int
+) -> tuple[list[TokenizedPair], list[TokenizedPair]]:
     """(training, held out): the prompts with the smallest hashes of (seed, prompt) are held out, with all their pairs."""
+
     def rank(key: str) -> bytes:
         return hashlib.blake2b(f"{seed}\0{key}".encode(), digest_size=8).digest()
 
@@ -60,8 +63,15 @@ def split_by_prompt(pairs: Sequence[TokenizedPair], keys: Sequence[str], share: 
     return training, [pair for pair, key in zip(pairs, keys, strict=True) if key in held]
 
 
-def train_reward_model(model: RewardModel, pairs: Sequence[TokenizedPair], held_out: Sequence[TokenizedPair], config: RewardModelConfig,
-                       compute: Compute, recorder: Recorder, seed: int) -> HeldOut:
+def train_reward_model(
+    model: RewardModel,
+    pairs: Sequence[TokenizedPair],
+    held_out: Sequence[TokenizedPair],
+    config: RewardModelConfig,
+    compute: Compute,
+    recorder: Recorder,
+    seed: int,
+) -> HeldOut:
     """Train ``model`` in place, measure it on ``held_out``, and give its scores mean 0 and std 1 there (Ziegler et al. 2019)."""
     worker = LocalWorker([model], config.optim, recorder.num_steps)
     cursor = Cursor(len(pairs), seed)
@@ -76,7 +86,9 @@ def train_reward_model(model: RewardModel, pairs: Sequence[TokenizedPair], held_
     return result
 
 
-def _step(model: RewardModel, pairs: Sequence[TokenizedPair], config: RewardModelConfig, worker: LocalWorker, compute: Compute) -> dict[str, float]:
+def _step(
+    model: RewardModel, pairs: Sequence[TokenizedPair], config: RewardModelConfig, worker: LocalWorker, compute: Compute
+) -> dict[str, float]:
     started = time.perf_counter()
     metrics = MetricSums()
     lengths = [max(len(p.chosen.token_ids), len(p.rejected.token_ids)) for p in pairs]
@@ -103,7 +115,7 @@ def _scores(model: RewardModel, pairs: Sequence[TokenizedPair], compute: Compute
     batch = pad_examples(examples, model.format.pad_id).to(compute.device)
     with compute.autocast():
         scores_2B = model.score_batch(batch).float()
-    return scores_2B[: len(pairs)], scores_2B[len(pairs):]
+    return scores_2B[: len(pairs)], scores_2B[len(pairs) :]
 
 
 @torch.no_grad()
@@ -119,5 +131,14 @@ def measure(model: RewardModel, pairs: Sequence[TokenizedPair], compute: Compute
     figures = pair_metrics(chosen_B, rejected_B, 10)
     interval = wilson(round(figures.accuracy * len(pairs)), len(pairs))
     both_2B = torch.cat([chosen_B, rejected_B])
-    return HeldOut(len(pairs), figures.accuracy, interval.low, interval.high, figures.nll, figures.ece, figures.mean_margin,
-                   float(both_2B.mean()), float(both_2B.std()))
+    return HeldOut(
+        len(pairs),
+        figures.accuracy,
+        interval.low,
+        interval.high,
+        figures.nll,
+        figures.ece,
+        figures.mean_margin,
+        float(both_2B.mean()),
+        float(both_2B.std()),
+    )

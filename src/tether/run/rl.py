@@ -64,8 +64,15 @@ def rl(parts: OnlineRun, recorder: Recorder) -> dict[str, float]:
 def _collect_and_score(parts: OnlineRun, prompts: Sequence[Prompt], step: int, metrics: MetricSums) -> list[RolloutGroup]:
     config = parts.learner.config
     started = time.perf_counter()
-    rollouts = collect(prompts, parts.sampler, sampling_of(config), parts.learner.policy.format,
-                       num_samples=config.samples_per_prompt, run_seed=parts.seed, step=step)
+    rollouts = collect(
+        prompts,
+        parts.sampler,
+        sampling_of(config),
+        parts.learner.policy.format,
+        num_samples=config.samples_per_prompt,
+        run_seed=parts.seed,
+        step=step,
+    )
     metrics.add("generate_seconds", time.perf_counter() - started)
     started = time.perf_counter()
     groups = parts.rubric.score(rollouts)
@@ -77,8 +84,14 @@ def _collect_and_score(parts: OnlineRun, prompts: Sequence[Prompt], step: int, m
 def _rows(groups: Sequence[RolloutGroup]) -> list[RolloutRow]:
     """The scorable rollouts as rows; a rollout without a score leaves the gradient, not the count of failures."""
     return [
-        RolloutRow(rollout.prompt_ids, rollout.completion.token_ids, rollout.completion.sampler_logprobs, score,
-                   rollout.prompt.prompt_id, not rollout.truncated)
+        RolloutRow(
+            rollout.prompt_ids,
+            rollout.completion.token_ids,
+            rollout.completion.sampler_logprobs,
+            score,
+            rollout.prompt.prompt_id,
+            not rollout.truncated,
+        )
         for group in groups
         for rollout, score in zip(group.rollouts, group.scores, strict=True)
         if not math.isnan(score)
@@ -106,7 +119,12 @@ def _describe_rollouts(metrics: MetricSums, groups: Sequence[RolloutGroup]) -> N
 
 def _sample_rows(groups: Sequence[RolloutGroup]) -> list[dict[str, object]]:
     return [
-        {"prompt": group.rollouts[0].prompt.question, "completion": group.rollouts[0].text, "reward": group.scores[0],
-         "components": dict(group.components[0]), "stop_reason": str(group.rollouts[0].completion.stop_reason)}
+        {
+            "prompt": group.rollouts[0].prompt.question,
+            "completion": group.rollouts[0].text,
+            "reward": group.scores[0],
+            "components": dict(group.components[0]),
+            "stop_reason": str(group.rollouts[0].completion.stop_reason),
+        }
         for group in groups[:_SAMPLES_LOGGED]
     ]

@@ -27,7 +27,9 @@ def num_steps(num_examples: int, config: SFTConfig) -> int:
     return config.epochs * math.ceil(num_examples / config.batch_size)
 
 
-def sft(policy: Policy, examples: Sequence[TokenizedExample], config: SFTConfig, compute: Compute, recorder: Recorder, seed: int) -> dict[str, float]:
+def sft(
+    policy: Policy, examples: Sequence[TokenizedExample], config: SFTConfig, compute: Compute, recorder: Recorder, seed: int
+) -> dict[str, float]:
     """Train ``policy`` in place on tokenised demonstrations; returns the metrics of the last step."""
     if not examples:
         raise DataError("no demonstration is left to train on: check sft.max_length and the data file")
