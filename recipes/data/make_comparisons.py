@@ -84,7 +84,7 @@ def requests_of(chat: ChatFormat, prompt_id: str, question: str) -> list[Request
 
 
 def compare(row: dict[str, Any], answers: list[Answer]) -> list[dict[str, Any]]:
-    """The judged pairs of one prompt; empty answers, and pairs of equal points, give none: the rater cannot tell."""
+    """The judged pairs of one prompt; empty answers and pairs of equal points give none."""
     question, rows = row["prompt"][0]["content"], []
     for one, other in PAIRS:
         (first, first_finished), (second, second_finished) = answers[one], answers[other]
