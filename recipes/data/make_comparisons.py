@@ -54,11 +54,7 @@ def sample_answers(questions: dict[str, str]) -> dict[str, list[Answer]]:
     chat = ChatFormat(tokenizer, generation_config=GenerationConfig.from_pretrained(path))
     sampler = LocalSampler(model, chat.eos_ids, chat.pad_id, torch.bfloat16, max_rows=64)
     drawn: dict[tuple[str, int], Completion] = {}
-    requests = [
-        request
-        for prompt_id, question in questions.items()
-        for request in requests_of(chat, prompt_id, question)
-    ]
+    requests = [request for prompt_id, question in questions.items() for request in requests_of(chat, prompt_id, question)]
     for completion in sampler.generate(requests, SAMPLING):
         prompt_id, _, hint = completion.prompt_id.partition("#")
         slot = HINTS.index(hint and HINTS[1]) + completion.sample_index
@@ -84,7 +80,7 @@ def requests_of(chat: ChatFormat, prompt_id: str, question: str) -> list[Request
 
 
 def compare(row: dict[str, Any], answers: list[Answer]) -> list[dict[str, Any]]:
-    """The judged pairs of one prompt; empty answers and pairs of equal points give none."""
+    """The judged pairs of one prompt; equal and empty answers give none."""
     question, rows = row["prompt"][0]["content"], []
     for one, other in PAIRS:
         (first, first_finished), (second, second_finished) = answers[one], answers[other]
@@ -98,21 +94,14 @@ def compare(row: dict[str, Any], answers: list[Answer]) -> list[dict[str, Any]]:
             second_finished=second_finished,
             settings=RATER,
         )
-        if choice.first_points == choice.second_points:
-            continue
-        better, worse = (
-            answers[one if choice.first_wins else other],
-            answers[other if choice.first_wins else one],
-        )
+        better, worse = (first, second) if choice.first_wins else (second, first)
         rows.append(
             {
                 "prompt": row["prompt"],
-                "chosen": [{"role": "assistant", "content": better[0]}],
-                "rejected": [{"role": "assistant", "content": worse[0]}],
+                "chosen": [{"role": "assistant", "content": better}],
+                "rejected": [{"role": "assistant", "content": worse}],
                 "prompt_id": row["id"],
                 "rater": RATER_NAME,
-                "chosen_finished": better[1],
-                "rejected_finished": worse[1],
                 "rater_agrees_with_rule": choice.first_wins == (choice.first_points > choice.second_points),
             }
         )

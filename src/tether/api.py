@@ -223,7 +223,8 @@ def _rubric(reward: Any, compute: Compute) -> Rubric:
     if isinstance(reward, RewardModel):
         return Rubric([("learned", 1.0, LearnedPart(reward, compute.token_budget))])
     if callable(reward):
-        return Rubric([("reward", 1.0, _FunctionPart(reward))])
+        function: RewardFunction = reward
+        return Rubric([("reward", 1.0, _FunctionPart(function))])
     return Rubric([(part.name, 1.0, part) for part in reward])
 
 

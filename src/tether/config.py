@@ -47,9 +47,9 @@ class _Section(BaseModel):
 class LoRAConfig(_Section):
     """Low-rank adapters instead of full fine-tuning; the reference is then the same model with the adapter off."""
 
-    rank: int = Field(16, ge=1)
+    rank: int = Field(default=16, ge=1)
     """Rank of the update of each adapted matrix."""
-    alpha: float = Field(32.0, gt=0)
+    alpha: float = Field(default=32.0, gt=0)
     """Scale numerator: the update is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Names of the linear layers that get an adapter."""
@@ -75,26 +75,26 @@ class DataSource(_Section):
     """A .jsonl or .parquet file, a `datasets` folder, a hub id, or `tether:NAME` for data bundled with Tether."""
     split: str = "train"
     """Split of a `datasets` folder or hub id; without effect on a single file."""
-    limit: int | None = Field(None, ge=1)
+    limit: int | None = Field(default=None, ge=1)
     """Use only the first so many rows."""
 
 
 class OptimConfig(_Section):
     """AdamW, its learning-rate schedule and the gradient clip."""
 
-    learning_rate: float = Field(1e-5, gt=0)
+    learning_rate: float = Field(default=1e-5, gt=0)
     """Peak learning rate, per optimiser step."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay of the first and second gradient moments."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment (PyTorch form)."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay on matrices; never on biases, norms and heads."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     """Optimiser steps over which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after warmup, down to 0 at the last step for linear and cosine."""
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     """Global gradient norm above which the gradient is scaled down."""
 
 
@@ -104,11 +104,11 @@ class ComputeConfig(_Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Dtype of matrix products; weights, gradients, reductions and log-probabilities stay float32. `auto`: bfloat16 where the processor
     multiplies it in hardware, else float32."""
-    token_budget: int = Field(4096, ge=16)
+    token_budget: int = Field(default=4096, ge=16)
     """Most tokens (rows x longest row) in one forward and backward pass; more are accumulated. Changes memory, never the result."""
     activation_checkpointing: bool = False
     """Recompute layer activations in the backward pass: less memory, about a third more time."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
     """CPU threads; absent means all cores that this process may use."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda when present."""
@@ -117,11 +117,11 @@ class ComputeConfig(_Section):
 class SamplingConfig(_Section):
     """How answers are drawn; stored with every rollout as its sampling contract."""
 
-    max_new_tokens: int = Field(64, ge=1)
+    max_new_tokens: int = Field(default=64, ge=1)
     """Token budget of an answer; one that reaches it without an end token counts as truncated."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Divides the logits, in the sampler and in the trainer alike."""
-    max_rows: int = Field(64, ge=1)
+    max_rows: int = Field(default=64, ge=1)
     """Answers generated side by side. Changes speed and memory, not randomness."""
 
 
@@ -130,11 +130,11 @@ class SFTConfig(_Section):
 
     data: DataSource
     """Demonstrations: `messages`, or `prompt` and `completion`."""
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(default=1, ge=1)
     """Passes over the data."""
-    batch_size: int = Field(16, ge=1)
+    batch_size: int = Field(default=16, ge=1)
     """Demonstrations per optimiser step."""
-    max_length: int = Field(512, ge=8)
+    max_length: int = Field(default=512, ge=8)
     """Token limit of prompt plus completion; longer completions are cut from the right and counted."""
     optim: OptimConfig = OptimConfig(learning_rate=2e-5, warmup_steps=2)
     """Optimiser of this stage."""
@@ -147,18 +147,20 @@ class RewardModelConfig(_Section):
     """Comparisons: `prompt`, `chosen`, `rejected` (plain or conversational)."""
     path: str | None = None
     """Backbone of the reward model; absent means the policy's start (after SFT if that stage ran)."""
-    held_out_share: float = Field(0.2, gt=0, lt=1)
+    held_out_share: float = Field(default=0.2, gt=0, lt=1)
     """Share of the prompts kept for the accuracy; all pairs of a prompt are on one side of the split."""
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(default=1, ge=1)
     """Passes over the training pairs."""
-    batch_size: int = Field(16, ge=1)
+    batch_size: int = Field(default=16, ge=1)
     """Pairs per optimiser step."""
-    max_length: int = Field(512, ge=8)
+    max_length: int = Field(default=512, ge=8)
     """Token limit of prompt plus answer; pairs that no longer differ after cutting are dropped and counted."""
-    centering: float = Field(0.01, ge=0)
+    centering: float = Field(default=0.01, ge=0)
     """Weight of (score chosen + score rejected)^2, which keeps scores near 0."""
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """Probability that a label is taken to be wrong."""
+    head_learning_rate: float | None = Field(default=None, gt=0)
+    """Learning rate of the new score head; absent means that of the trunk."""
     optim: OptimConfig = OptimConfig(learning_rate=1e-5, warmup_steps=2)
     """Optimiser of this stage."""
 
@@ -171,22 +173,22 @@ class RewardPartConfig(_Section):
     weight: float = 1.0
     """Factor of this part in the sum."""
     params: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the part, e.g. `column` and `pattern` of `exact`; `path` of `learned` (absent: the model of the reward_model stage)."""
+    """Settings of the part, e.g. `column` and `marker` of `exact`; `path` of `learned` (absent: the model of the reward_model stage)."""
 
 
 class KLConfig(_Section):
     """The tether: KL(policy || reference), in nats."""
 
-    beta: float = Field(0.05, ge=0)
+    beta: float = Field(default=0.05, ge=0)
     """Strength of the tether, reward units per nat."""
     where: Literal["reward", "loss"] = "reward"
     """`reward`: -beta * k1 on every token's reward, detached; `loss`: + beta * estimator in the loss. One place, never both."""
     estimator: Literal["k1", "k2", "k3", "k3_corrected"] = "k1"
     """Per-token estimator. In the reward only k1 is unbiased in its gradient; in the loss use k2 or k3_corrected (k3 times the
     importance ratio). Plain k3 as a loss pulls along KL(reference || policy) and is accepted knowingly; k1 as a loss has zero mean gradient and is refused."""
-    target: float | None = Field(None, gt=0)
+    target: float | None = Field(default=None, gt=0)
     """Adaptive controller: wanted mean over sequences of the summed k1 (nats per sequence); absent keeps beta fixed."""
-    horizon: int = Field(10_000, ge=1)
+    horizon: int = Field(default=10_000, ge=1)
     """Sequences over which the adaptive controller reacts."""
 
     @model_validator(mode="after")
@@ -207,36 +209,36 @@ class _OnlineConfig(_Section):
 
     prompts: DataSource
     """Prompts of the rollouts; any other columns go to the reward parts."""
-    max_prompt_tokens: int | None = Field(None, ge=1)
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Token limit of a rendered prompt; absent means what the model takes."""
     long_prompts: Literal["error", "filter"] = "error"
     """What happens to prompts over max_prompt_tokens: stop and name the rows, or leave them out and count them."""
     rewards: tuple[RewardPartConfig, ...] = Field(min_length=1)
     """Weighted parts of the reward; each is logged under its own name."""
-    steps: int = Field(20, ge=1)
+    steps: int = Field(default=20, ge=1)
     """Rollout-and-update rounds."""
-    prompts_per_step: int = Field(16, ge=1)
+    prompts_per_step: int = Field(default=16, ge=1)
     """Prompts asked in one round."""
-    samples_per_prompt: int = Field(1, ge=1)
+    samples_per_prompt: int = Field(default=1, ge=1)
     """Answers sampled per prompt (G)."""
     sampling: SamplingConfig = SamplingConfig()
     """How answers are drawn."""
     kl: KLConfig = KLConfig()
     """The tether to the frozen reference."""
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(default=1, ge=1)
     """Passes over one round's rollouts."""
-    minibatches: int = Field(1, ge=1)
+    minibatches: int = Field(default=1, ge=1)
     """Optimiser steps per pass; rows are permuted afresh each pass."""
-    eps_low: float = Field(0.2, gt=0, lt=1)
+    eps_low: float = Field(default=0.2, gt=0, lt=1)
     """Lower clip: ratios below 1 - eps_low get no gradient where the advantage is negative."""
-    eps_high: float = Field(0.2, gt=0)
+    eps_high: float = Field(default=0.2, gt=0)
     """Upper clip: ratios above 1 + eps_high get no gradient where the advantage is positive."""
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_norm"] = "token_mean"
     """How token losses become one number; the denominator is counted once over the whole optimiser step. `token_sum_norm` divides by
     rows x max_new_tokens."""
-    entropy_coef: float = Field(0.0, ge=0)
+    entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the mean token entropy (nats), added to what is maximised."""
-    target_kl: float | None = Field(None, gt=0)
+    target_kl: float | None = Field(default=None, gt=0)
     """Stop the passes of a round before a minibatch whose KL(old || new), k3, exceeds 1.5 times this (nats per token)."""
     optim: OptimConfig = OptimConfig()
     """Optimiser of the policy (and of a shared value head)."""
@@ -247,18 +249,18 @@ class PPOConfig(_OnlineConfig):
 
     kind: Literal["ppo"] = "ppo"
     """Names the algorithm."""
-    gamma: float = Field(1.0, gt=0, le=1)
+    gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per token."""
-    lam: float = Field(0.95, ge=0, le=1)
+    lam: float = Field(default=0.95, ge=0, le=1)
     """GAE lambda: 0 trusts the value function, 1 the observed return."""
     critic: Literal["shared", "separate", "reward_model"] = "shared"
     """`shared`: a zero-initialised head on the policy's trunk; `separate`: an own trunk from the policy's start with a zero head;
     `reward_model`: an own trunk and head from the reward_model stage."""
-    value_coef: float = Field(0.1, ge=0)
+    value_coef: float = Field(default=0.1, ge=0)
     """Weight of the value loss beside the policy loss (shared trunk) or of its own (separate critic)."""
-    value_clip: float | None = Field(0.2, gt=0)
+    value_clip: float | None = Field(default=0.2, gt=0)
     """Values may move this far from the old ones before their loss stops pulling; absent switches the clip off."""
-    value_learning_rate: float | None = Field(None, gt=0)
+    value_learning_rate: float | None = Field(default=None, gt=0)
     """Learning rate of a separate critic or of the shared head; absent means that of the policy."""
     whiten_advantages: bool = True
     """Advantages get mean 0 and variance 1 over the live tokens of the round."""
@@ -275,11 +277,11 @@ class GRPOConfig(_OnlineConfig):
 
     kind: Literal["grpo"] = "grpo"
     """Names the algorithm."""
-    samples_per_prompt: int = Field(8, ge=2)
+    samples_per_prompt: int = Field(default=8, ge=2)
     """Answers sampled per prompt (G); a group of one has no baseline."""
     std: Literal["population", "sample", "none"] = "population"
     """Standard deviation that advantages are divided by; `none` only centres (Dr. GRPO)."""
-    std_eps: float = Field(1e-6, ge=0)
+    std_eps: float = Field(default=1e-6, ge=0)
     """Added to the standard deviation."""
     kl: KLConfig = KLConfig(where="loss", estimator="k3_corrected", beta=0.02)
     """The tether to the frozen reference."""
@@ -297,22 +299,22 @@ class EvaluateConfig(_Section):
     """Independent score: the simulated rater's noiseless rule, or equality with the answer column. Never a training reward of a learned kind."""
     score_params: dict[str, Any] = Field(default_factory=dict)
     """Settings of the score, as in a reward part."""
-    samples_per_prompt: int = Field(1, ge=1)
+    samples_per_prompt: int = Field(default=1, ge=1)
     """Answers per held-out prompt; the interval treats the prompt as the unit."""
     sampling: SamplingConfig = SamplingConfig()
     """How answers are drawn."""
-    confidence: float = Field(0.95, gt=0.5, lt=1)
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Level of the bootstrap intervals."""
 
 
 class RunConfig(_Section):
     """One run from a start model to a report."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run; its folder is `output/name`."""
     output: str = "runs"
     """Folder that holds runs."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Seed of everything random: data order, heads, sampling, bootstrap."""
     model: ModelConfig = ModelConfig()
     """The start model."""

@@ -81,9 +81,7 @@ def test_too_many_failures_stop_the_run_and_say_why(make_rollout):
 
 
 def test_wrong_answers_never_stop_the_run(make_rollout):
-    (group,) = build_rubric([SimpleNamespace(kind="exact", weight=1.0, params={})]).score(
-        [[make_rollout("?", answer=1)] * 4]
-    )
+    (group,) = build_rubric([SimpleNamespace(kind="exact", weight=1.0, params={})]).score([[make_rollout("?", answer=1)] * 4])
     assert group.scores == (0.0,) * 4
 
 
@@ -103,9 +101,7 @@ def test_a_rollout_to_which_nothing_applies_is_unscorable_and_no_failure(make_ro
 
 def test_aborted_rollouts_are_shown_to_no_part(make_rollout):
     part = TextLength()
-    (group,) = Rubric([("a", 1.0, part)]).score(
-        [[make_rollout("x", stop=StopReason.ABORT), make_rollout("xy")]], max_failure_share=0.5
-    )
+    (group,) = Rubric([("a", 1.0, part)]).score([[make_rollout("x", stop=StopReason.ABORT), make_rollout("xy")]], max_failure_share=0.5)
     assert group.failures[0].boundary == "sampler"
     assert part.calls == [1]
 
@@ -234,9 +230,7 @@ def test_a_real_reward_model_scores_rollouts(make_rollout, tmp_path):
     from tether.models.tiny import make_tiny
 
     model = RewardModel.from_base(str(make_tiny(tmp_path / "tiny")), seed=0)
-    rollouts = [
-        make_rollout(text) for text in ("twelve.", "", "It is twelve, because seven and five make twelve.")
-    ]
+    rollouts = [make_rollout(text) for text in ("twelve.", "", "It is twelve, because seven and five make twelve.")]
     (group,) = Rubric([("learned", 1.0, build_part("learned", {}, reward_model=model))]).score([rollouts])
     alone = [Rubric([("learned", 1.0, LearnedPart(model))]).score([[r]])[0].scores[0] for r in rollouts]
     assert group.scores == pytest.approx(alone, abs=1e-5)

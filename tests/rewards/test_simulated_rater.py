@@ -125,21 +125,14 @@ def test_swapping_the_answers_swaps_the_choice():
 
 def test_choices_come_as_often_as_stated():
     settings = [RaterSettings(temperature=10.0, flip_rate=0.1, seed=seed) for seed in range(4000)]
-    choices = [
-        choose(EGG, GOOD, "Ok.", first_finished=True, second_finished=True, settings=s) for s in settings
-    ]
+    choices = [choose(EGG, GOOD, "Ok.", first_finished=True, second_finished=True, settings=s) for s in settings]
     share, expected = sum(c.first_wins for c in choices) / 4000, choices[0].probability_first
     assert abs(share - expected) < 4 * math.sqrt(expected * (1 - expected) / 4000)
 
 
 def test_the_draw_is_pinned():
     settings = RaterSettings(temperature=1e9, flip_rate=0.0)  # a fair coin
-    tosses = [
-        choose(
-            f"q{i}", "a b.", "c d.", first_finished=True, second_finished=True, settings=settings
-        ).first_wins
-        for i in range(12)
-    ]
+    tosses = [choose(f"q{i}", "a b.", "c d.", first_finished=True, second_finished=True, settings=settings).first_wins for i in range(12)]
     assert "".join("ab"[not toss] for toss in tosses) == PINNED
 
 
@@ -151,18 +144,14 @@ def test_equal_answers_are_refused():
         choose(EGG, "a", "a", first_finished=True, second_finished=True, settings=RaterSettings())
 
 
-@pytest.mark.parametrize(
-    "settings", [{"temperature": 0.0}, {"temperature": math.nan}, {"flip_rate": 0.5}, {"flip_rate": -0.1}]
-)
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": math.nan}, {"flip_rate": 0.5}, {"flip_rate": -0.1}])
 def test_noise_settings_are_checked(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         RaterSettings(**settings)
 
 
 def test_as_a_part_the_engine_says_what_is_finished(make_rollout):
-    whole, cut = (
-        make_rollout(GOOD, question=EGG, stop=stop) for stop in (StopReason.STOP, StopReason.LENGTH)
-    )
+    whole, cut = (make_rollout(GOOD, question=EGG, stop=stop) for stop in (StopReason.STOP, StopReason.LENGTH))
     first, second = PlainspokenPart().score([whole, cut])
     assert (first.value, second.value) == (10.0, 2.5)
     assert set(first.parts) == {"finished", "brevity", "topic", "substance", "fresh", "opening"}
@@ -173,8 +162,5 @@ def test_nobody_is_told_that_it_is_a_person():
 
 
 def test_rewards_import_without_torch():
-    code = (
-        "import sys, tether.rewards.simulated_rater, tether.rewards.build, tether.stats; "
-        "sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys, tether.rewards.simulated_rater, tether.rewards.build, tether.stats; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -230,6 +230,7 @@ class OnlineLearner:
             if ppo and self.critic is not None:
                 values_BT = self.critic.forward_values(batch.text)
         mask_BT = batch.text.response_mask_BT
+        assert batch.ref_logprobs_BT is not None
         if check_ratio:
             self._check_first_ratio(output.logprobs_BT, batch, metrics)
         return policy_loss(

@@ -269,19 +269,24 @@ def _learner(context: _Context, config: OnlineConfig, start: Path, reward_model:
     return OnlineLearner(policy, reference, config, context.compute, critic=critic, seed=context.config.seed)
 
 
+@dataclass(frozen=True)
 class _AutocastScorer:
     """A reward model as the rubric sees it, in the precision of this run."""
 
-    def __init__(self, model: RewardModel, compute: Compute) -> None:
-        self._model, self._compute = model, compute
-        self.score_offset = model.score_offset
+    model: RewardModel
+    compute: Compute
+
+    @property
+    def score_offset(self) -> float:
+        """What normalised scores add to raw ones."""
+        return self.model.score_offset
 
     def score_texts(
         self, prompts: Sequence[str | tuple[Message, ...]], completions: Sequence[str], *, token_budget: int | None = None
     ) -> list[float]:
         """Raw scores."""
-        with self._compute.autocast():
-            return self._model.score_texts(prompts, completions, token_budget=token_budget or self._compute.token_budget)
+        with self.compute.autocast():
+            return self.model.score_texts(prompts, completions, token_budget=token_budget or self.compute.token_budget)
 
 
 def _scorer(context: _Context, folder: Path | None) -> _AutocastScorer | None:
