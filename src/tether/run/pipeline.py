@@ -47,7 +47,8 @@ from tether.run.reward_model import split_by_prompt, train_reward_model
 from tether.run.rl import OnlineRun, rl
 from tether.run.sft import num_steps as sft_steps
 from tether.run.sft import sft
-from tether.types import Message, Prompt
+from tether.text.chat import Text
+from tether.types import Prompt
 
 __all__ = ["RunResult", "run"]
 
@@ -269,24 +270,17 @@ def _learner(context: _Context, config: OnlineConfig, start: Path, reward_model:
     return OnlineLearner(policy, reference, config, context.compute, critic=critic, seed=context.config.seed)
 
 
-@dataclass(frozen=True)
 class _AutocastScorer:
     """A reward model as the rubric sees it, in the precision of this run."""
 
-    model: RewardModel
-    compute: Compute
+    def __init__(self, model: RewardModel, compute: Compute) -> None:
+        self._model, self._compute = model, compute
+        self.score_offset = model.score_offset
 
-    @property
-    def score_offset(self) -> float:
-        """What normalised scores add to raw ones."""
-        return self.model.score_offset
-
-    def score_texts(
-        self, prompts: Sequence[str | tuple[Message, ...]], completions: Sequence[str], *, token_budget: int | None = None
-    ) -> list[float]:
+    def score_texts(self, prompts: Sequence[Text], completions: Sequence[Text], *, token_budget: int) -> list[float]:
         """Raw scores."""
-        with self.compute.autocast():
-            return self.model.score_texts(prompts, completions, token_budget=token_budget or self.compute.token_budget)
+        with self._compute.autocast():
+            return self._model.score_texts(prompts, completions, token_budget=token_budget)
 
 
 def _scorer(context: _Context, folder: Path | None) -> _AutocastScorer | None:
