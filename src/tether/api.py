@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -223,8 +223,7 @@ def _rubric(reward: Any, compute: Compute) -> Rubric:
     if isinstance(reward, RewardModel):
         return Rubric([("learned", 1.0, LearnedPart(reward, compute.token_budget))])
     if callable(reward):
-        function: RewardFunction = reward
-        return Rubric([("reward", 1.0, _FunctionPart(function))])
+        return Rubric([("reward", 1.0, _FunctionPart(cast("RewardFunction", reward)))])
     return Rubric([(part.name, 1.0, part) for part in reward])
 
 

@@ -55,7 +55,7 @@ def run(
     ] = False,
     quiet: Annotated[bool, _Flag, Parameter(help="Print nothing but the report's path.")] = False,
     fresh: Annotated[
-        bool, _Flag, Parameter(help="Start over: remove what an earlier run of this name left.")
+        bool, _Flag, Parameter(help="Start over: set the folder of an earlier run of this name aside.")
     ] = False,
 ) -> None:
     """Run the stages of a configuration; run it again to continue where it stopped.

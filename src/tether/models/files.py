@@ -139,12 +139,15 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
 
 @contextmanager
 def quiet_bars() -> Iterator[None]:
-    """transformers' progress bars off: a checkpoint every few steps must not draw over our own lines."""
-    shown = hf_logging.is_progress_bar_enabled()
+    """transformers' progress bars and load reports off: they draw over our own lines, and a missing or mismatched weight is an
+    error of ours with a remedy, or a head made on purpose."""
+    shown, verbosity = hf_logging.is_progress_bar_enabled(), hf_logging.get_verbosity()
     hf_logging.disable_progress_bar()
+    hf_logging.set_verbosity_error()
     try:
         yield
     finally:
+        hf_logging.set_verbosity(verbosity)
         if shown:
             hf_logging.enable_progress_bar()
 

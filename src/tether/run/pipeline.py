@@ -37,7 +37,7 @@ from tether.records import read_comparisons, read_demonstrations, read_prompts
 from tether.rewards.build import build_part, build_rubric
 from tether.rewards.rubric import Rubric
 from tether.rollout.local import LocalSampler
-from tether.run.evaluate import EvaluatedPolicy, evaluate_policy, gain
+from tether.run.evaluate import EvaluatedPolicy, Gain, evaluate_policy, gain
 from tether.run.folder import RunFolder, sha256_text, write_atomic
 from tether.run.learner import OnlineLearner
 from tether.run.observer import Observer, Quiet
@@ -336,8 +336,19 @@ def _evaluate_stage(context: _Context, start: Path, policies: Mapping[str, Path]
         "gains": [{**asdict(g), "excludes_zero": g.excludes_zero} for g in gains],
     }
     write_atomic(context.folder.path / "evaluation.json", json.dumps(evaluation, indent=2) + "\n")
-    recorder.finish({"gains": evaluation["gains"]})
+    for result, found in zip(results[1:], gains, strict=True):
+        recorder.message(_in_words(results[0], result, found))
+    recorder.finish({"prompts": len(prompts)})
     return evaluation
+
+
+def _in_words(before: EvaluatedPolicy, after: EvaluatedPolicy, found: Gain) -> str:
+    """The result of a stage in two sentences, with units."""
+    return (
+        f"{after.name}: held-out {after.score} {before.mean:.3f} -> {after.mean:.3f}, gain {found.difference:+.3f} "
+        f"[{found.low:+.3f}, {found.high:+.3f}] ({found.confidence:.0%} paired bootstrap over {found.num_prompts} prompts). "
+        f"KL(policy || reference) {after.kl_token_mean_nats:.4f} nats per token, {after.kl_sequence_sum_nats:.3f} nats per sequence."
+    )
 
 
 def _training_sources(config: RunConfig) -> Sequence[DataSource]:
