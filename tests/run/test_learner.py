@@ -150,7 +150,7 @@ def test_a_cut_answer_is_bootstrapped_with_the_value_of_the_state_it_was_cut_in(
     policy.requires_grad_(False)
     rows = make_rows(1, 2)
     texts = pad_examples([sampled_example(r.query_ids, r.response_ids) for r in rows], policy.format.pad_id)
-    values, after = made._values(texts)
+    values, after = made._forward(texts).values_BT, made._values_after(texts)
     for index, row in enumerate(rows):
         ids = row.query_ids + row.response_ids
         hidden = policy.model.model(torch.tensor([ids])).last_hidden_state[0]

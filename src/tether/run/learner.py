@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from tether.algorithms.policy_gradient import (
     Experience,
     LossSum,
     OnlineConfig,
-    StepCounts,
     annotate,
     as_groups,
     policy_loss,
@@ -33,13 +32,13 @@ from tether.data.batches import PolicyBatch, TextBatch, pad_examples
 from tether.data.packing import microbatches, minibatches
 from tether.errors import NumericsError, RatioError
 from tether.maths.kl import exceeds_target_kl, kl_units
-from tether.maths.masked import masked_mean, masked_sum
+from tether.maths.masked import masked_sum
 from tether.maths.policy_loss import PolicyStats
-from tether.maths.value_loss import explained_variance
 from tether.metrics import MetricSums
-from tether.models.policy import Policy
+from tether.models.policy import Policy, ResponseOutput
 from tether.models.reference import Reference
 from tether.models.value import Critic
+from tether.run.describe import describe_round, describe_step
 from tether.text.chat import sampled_example
 
 __all__ = ["OnlineLearner", "RolloutRow"]
@@ -109,7 +108,7 @@ class OnlineLearner:
         annotated = annotate(experience, self.config, self.controller.beta)
         batch = _policy_batch(texts, experience, annotated, rows)
         metrics.add("annotate_seconds", time.perf_counter() - started)
-        _describe_round(metrics, experience, annotated, batch, self.controller.beta)
+        describe_round(metrics, experience, annotated, batch, self.controller.beta)
         started = time.perf_counter()
         self._update(batch, plan, metrics)
         metrics.add("update_seconds", time.perf_counter() - started)
@@ -142,15 +141,18 @@ class OnlineLearner:
             index = torch.tensor(micro, device=mask_BT.device)
             part = texts.rows(micro)
             width = part.token_ids_BT.shape[1]
+            output = self._forward(part, entropy=True)
             with self.compute.autocast():
-                output = self.policy.forward_response(part, self.config.sampling.temperature, entropy=True)
-                ref = self.reference.logprobs(part, self.config.sampling.temperature)
+                ref_BT[index, :width] = self.reference.logprobs(part, self.config.sampling.temperature)
             assert output.entropy_BT is not None
             metrics.add("entropy", float(masked_sum(output.entropy_BT, part.response_mask_BT)), float(part.response_mask_BT.sum()))
             old_BT[index, :width] = output.logprobs_BT
-            ref_BT[index, :width] = ref
             if with_values:
-                values_BT[index, :width], bootstrap_B[index] = self._values(part)
+                assert output.values_BT is not None
+                values_BT[index, :width] = output.values_BT
+                cut = [place for place, row in enumerate(micro) if not rows[row].terminated]
+                if cut:
+                    bootstrap_B[index[cut]] = self._values_after(part.rows(cut))
         terminated_B = torch.tensor([row.terminated for row in rows], device=mask_BT.device)
         scores_B = torch.tensor([row.score for row in rows], dtype=torch.float32, device=mask_BT.device)
         groups_B = as_groups([row.group for row in rows]).to(mask_BT.device)
@@ -165,22 +167,23 @@ class OnlineLearner:
             bootstrap_B if with_values else None,
         )
 
-    def _values(self, part: TextBatch) -> tuple[Tensor, Tensor]:
-        """Values of the states before each response token, and of the state after the last one (used where a row was cut)."""
-        longer = _with_one_more(part, self.policy.format.pad_id)
+    def _forward(self, part: TextBatch, *, entropy: bool = False) -> ResponseOutput:
+        """One pass of the policy, and of the critic where it is a model of its own; values whenever PPO needs them."""
+        shared = isinstance(self.config, PPOConfig) and self.critic is None
         with self.compute.autocast():
-            values_BT = self._forward_values(longer)
-        width = part.token_ids_BT.shape[1]
-        after_B = longer.attention_mask_BT.sum(-1) - 1
-        bootstrap_B = values_BT.gather(1, after_B[:, None])[:, 0]
-        return torch.where(part.response_mask_BT, values_BT[:, :width], 0.0), bootstrap_B
+            output = self.policy.forward_response(part, self.config.sampling.temperature, entropy=entropy, values=shared)
+            return output if self.critic is None else replace(output, values_BT=self.critic.forward_values(part))
 
-    def _forward_values(self, batch: TextBatch) -> Tensor:
-        if self.critic is not None:
-            return self.critic.forward_values(batch)
-        values_BT = self.policy.forward_response(batch, self.config.sampling.temperature, values=True).values_BT
+    def _values_after(self, part: TextBatch) -> Tensor:
+        """The value of the state after each answer, which only answers cut by the budget need."""
+        after = _filler_after(part, self.policy.format.pad_id)
+        with self.compute.autocast():
+            if self.critic is not None:
+                values_BT = self.critic.forward_values(after)
+            else:
+                values_BT = self.policy.forward_response(after, self.config.sampling.temperature, values=True).values_BT
         assert values_BT is not None
-        return values_BT
+        return values_BT.sum(-1)  # one live position a row
 
     # -- the update ----------------------------------------------------------------------------------------------------------
 
@@ -212,7 +215,7 @@ class OnlineLearner:
             self.worker.discard()
             return False
         report = self.worker.step()
-        _describe_step(metrics, losses, stats, counts, self.config)
+        describe_step(metrics, losses, stats, counts, self.config)
         metrics.add("grad_norm", report.grad_norm)
         metrics.add("learning_rate", report.learning_rate)
         metrics.add("skipped_steps", 0.0 if report.applied else 1.0)
@@ -220,15 +223,7 @@ class OnlineLearner:
         return True
 
     def _microbatch(self, batch: PolicyBatch, metrics: MetricSums, *, check_ratio: bool) -> LossSum:
-        ppo = isinstance(self.config, PPOConfig)
-        shared_values = ppo and self.critic is None
-        with self.compute.autocast():
-            output = self.policy.forward_response(
-                batch.text, self.config.sampling.temperature, entropy=self.config.entropy_coef > 0, values=shared_values
-            )
-            values_BT = output.values_BT if shared_values else None
-            if ppo and self.critic is not None:
-                values_BT = self.critic.forward_values(batch.text)
+        output = self._forward(batch.text, entropy=self.config.entropy_coef > 0)
         mask_BT = batch.text.response_mask_BT
         assert batch.ref_logprobs_BT is not None
         if check_ratio:
@@ -242,7 +237,7 @@ class OnlineLearner:
             self.config,
             self.controller.beta,
             entropy_BT=output.entropy_BT,
-            values_BT=values_BT,
+            values_BT=output.values_BT,
             old_values_BT=batch.old_values_BT,
             returns_BT=batch.returns_BT,
         )
@@ -282,15 +277,16 @@ def _check_rows(rows: Sequence[RolloutRow]) -> None:
             )
 
 
-def _with_one_more(part: TextBatch, pad_id: int) -> TextBatch:
-    """The batch with one filler token after each row, marked as a response: its value is that of the state after the answer."""
+def _filler_after(part: TextBatch, pad_id: int) -> TextBatch:
+    """The batch with one filler token after each row, the only live one: its value is that of the state after the answer."""
     count_B = part.attention_mask_BT.sum(-1)
     rows_B = torch.arange(len(count_B), device=count_B.device)
 
     def wider(x_BT: Tensor) -> Tensor:
         return torch.cat([x_BT, torch.zeros_like(x_BT[:, :1])], dim=1)
 
-    token_ids_BT, attention_BT, response_BT = wider(part.token_ids_BT), wider(part.attention_mask_BT), wider(part.response_mask_BT)
+    token_ids_BT, attention_BT = wider(part.token_ids_BT), wider(part.attention_mask_BT)
+    response_BT = torch.zeros_like(attention_BT)
     token_ids_BT[rows_B, count_B] = pad_id
     attention_BT[rows_B, count_B] = True
     response_BT[rows_B, count_B] = True
@@ -311,44 +307,3 @@ def _policy_batch(texts: TextBatch, experience: Experience, annotated: Annotated
         returns_BT=annotated.returns_BT,
         old_values_BT=experience.old_values_BT,
     )
-
-
-def _describe_round(metrics: MetricSums, experience: Experience, annotated: Annotated, batch: PolicyBatch, beta: float) -> None:
-    """The numbers of the policy that sampled, before the update."""
-    units = kl_units(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT)
-    scores_B = experience.scores_B
-    metrics.add("kl_k1_token", float(units.token_mean_nats))
-    metrics.add("kl_k1_sequence", float(units.seq_sum_mean_nats))
-    log_ref_over_policy_BT = experience.ref_logprobs_BT - experience.old_logprobs_BT
-    k3_BT = torch.expm1(log_ref_over_policy_BT) - log_ref_over_policy_BT
-    metrics.add("kl_k3_token", float(masked_mean(k3_BT, experience.mask_BT)))
-    metrics.add("reward_with_kl", float(scores_B.mean()) - beta * float(units.seq_sum_mean_nats))
-    metrics.add("reward_std", float(scores_B.std(unbiased=False)))
-    metrics.add("beta", beta)
-    metrics.add("dead_group_share", float(annotated.dead_groups), float(annotated.num_groups))
-    gap_BT = (batch.sampler_logprobs_BT - batch.old_logprobs_BT).abs()
-    metrics.add("sampler_gap_mean", float(masked_mean(gap_BT, experience.mask_BT)))
-    metrics.add("sampler_gap_max", float(torch.where(experience.mask_BT, gap_BT, 0.0).max()))
-    if experience.old_values_BT is not None and annotated.returns_BT is not None:
-        metrics.add("explained_variance", explained_variance(experience.old_values_BT, annotated.returns_BT, experience.mask_BT))
-
-
-def _describe_step(metrics: MetricSums, losses: list[LossSum], stats: PolicyStats, counts: StepCounts, config: OnlineConfig) -> None:
-    """The numbers of one optimiser step: sums over its microbatches, divided once."""
-    metrics.add("policy_loss", sum(float(loss.policy.detach()) for loss in losses) / counts.policy)
-    if isinstance(config, PPOConfig):
-        metrics.add("value_loss", sum(float(loss.value.detach()) for loss in losses), counts.tokens)
-        metrics.add("value_clip_share", sum(loss.value_clipped for loss in losses), counts.tokens)
-    if config.kl.where == "loss":
-        metrics.add("kl_loss", sum(loss.kl for loss in losses) / counts.policy)
-    n = stats.count
-    metrics.add("update_kl_k1", stats.approx_kl_k1, n)
-    metrics.add("update_kl_k2", stats.approx_kl_k2, n)
-    metrics.add("update_kl_k3", stats.approx_kl_k3, n)
-    metrics.add("clip_any_share", stats.clip_any, n)
-    metrics.add("clip_low_share", stats.clip_low, n)
-    metrics.add("clip_high_share", stats.clip_high, n)
-    metrics.add("ratio_mean", stats.ratio_sum, n)
-    metrics.add("ratio_max", stats.ratio_max)
-    metrics.add("ratio_min", stats.ratio_min)
-    metrics.add("ess_token", stats.means().ess_token)

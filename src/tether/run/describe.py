@@ -1,0 +1,58 @@
+"""The numbers of one round and of one optimiser step, from tensors to the registry's (sum, count) pairs."""
+
+from __future__ import annotations
+
+import torch
+
+from tether.algorithms.policy_gradient import Annotated, Experience, LossSum, OnlineConfig, StepCounts
+from tether.config import PPOConfig
+from tether.data.batches import PolicyBatch
+from tether.maths.kl import kl_units
+from tether.maths.masked import masked_mean
+from tether.maths.policy_loss import PolicyStats
+from tether.maths.value_loss import explained_variance
+from tether.metrics import MetricSums
+
+__all__ = ["describe_round", "describe_step"]
+
+
+def describe_round(metrics: MetricSums, experience: Experience, annotated: Annotated, batch: PolicyBatch, beta: float) -> None:
+    """The numbers of the policy that sampled, before the update."""
+    units = kl_units(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT)
+    scores_B = experience.scores_B
+    metrics.add("kl_k1_token", float(units.token_mean_nats))
+    metrics.add("kl_k1_sequence", float(units.seq_sum_mean_nats))
+    log_ref_over_policy_BT = experience.ref_logprobs_BT - experience.old_logprobs_BT
+    k3_BT = torch.expm1(log_ref_over_policy_BT) - log_ref_over_policy_BT
+    metrics.add("kl_k3_token", float(masked_mean(k3_BT, experience.mask_BT)))
+    metrics.add("reward_with_kl", float(scores_B.mean()) - beta * float(units.seq_sum_mean_nats))
+    metrics.add("reward_std", float(scores_B.std(unbiased=False)))
+    metrics.add("beta", beta)
+    if annotated.num_groups < len(scores_B):  # groups of one have no spread to speak of
+        metrics.add("dead_group_share", float(annotated.dead_groups), float(annotated.num_groups))
+    gap_BT = (batch.sampler_logprobs_BT - batch.old_logprobs_BT).abs()
+    metrics.add("sampler_gap_mean", float(masked_mean(gap_BT, experience.mask_BT)))
+    metrics.add("sampler_gap_max", float(torch.where(experience.mask_BT, gap_BT, 0.0).max()))
+    if experience.old_values_BT is not None and annotated.returns_BT is not None:
+        metrics.add("explained_variance", explained_variance(experience.old_values_BT, annotated.returns_BT, experience.mask_BT))
+
+
+def describe_step(metrics: MetricSums, losses: list[LossSum], stats: PolicyStats, counts: StepCounts, config: OnlineConfig) -> None:
+    """The numbers of one optimiser step: sums over its microbatches, divided once."""
+    metrics.add("policy_loss", sum(float(loss.policy.detach()) for loss in losses) / counts.policy)
+    if isinstance(config, PPOConfig):
+        metrics.add("value_loss", sum(float(loss.value.detach()) for loss in losses), counts.tokens)
+        metrics.add("value_clip_share", sum(loss.value_clipped for loss in losses), counts.tokens)
+    if config.kl.where == "loss":
+        metrics.add("kl_loss", sum(loss.kl for loss in losses) / counts.policy)
+    n = stats.count
+    metrics.add("update_kl_k1", stats.approx_kl_k1, n)
+    metrics.add("update_kl_k2", stats.approx_kl_k2, n)
+    metrics.add("update_kl_k3", stats.approx_kl_k3, n)
+    metrics.add("clip_any_share", stats.clip_any, n)
+    metrics.add("clip_low_share", stats.clip_low, n)
+    metrics.add("clip_high_share", stats.clip_high, n)
+    metrics.add("ratio_mean", stats.ratio_sum, n)
+    metrics.add("ratio_max", stats.ratio_max)
+    metrics.add("ratio_min", stats.ratio_min)
+    metrics.add("ess_token", stats.means().ess_token)
