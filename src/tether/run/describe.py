@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import math
+
 import torch
 
 from tether.algorithms.policy_gradient import Annotated, Experience, LossSum, OnlineConfig, StepCounts
@@ -13,7 +16,9 @@ from tether.maths.policy_loss import PolicyStats
 from tether.maths.value_loss import explained_variance
 from tether.metrics import MetricSums
 
-__all__ = ["describe_round", "describe_step"]
+__all__ = ["describe_round", "describe_step", "warn_of_negative_kl"]
+
+_LOG = logging.getLogger(__name__)
 
 
 def describe_round(metrics: MetricSums, experience: Experience, annotated: Annotated, batch: PolicyBatch, beta: float) -> None:
@@ -35,6 +40,28 @@ def describe_round(metrics: MetricSums, experience: Experience, annotated: Annot
     metrics.add("sampler_gap_max", float(torch.where(experience.mask_BT, gap_BT, 0.0).max()))
     if experience.old_values_BT is not None and annotated.returns_BT is not None:
         metrics.add("explained_variance", explained_variance(experience.old_values_BT, annotated.returns_BT, experience.mask_BT))
+
+
+def warn_of_negative_kl(experience: Experience) -> bool:
+    """True, and a warning, when the mean summed k1 lies more than 3 standard errors below 0 (case C1).
+
+    A KL is never negative; its sampled estimate may be, by chance. Far below 0 the samples did not come from the distribution whose
+    log-probabilities are compared.
+    """
+    k1_B = torch.where(experience.mask_BT, experience.old_logprobs_BT - experience.ref_logprobs_BT, 0.0).sum(-1)
+    if len(k1_B) < 2:
+        return False
+    mean, error = float(k1_B.mean()), float(k1_B.std()) / math.sqrt(len(k1_B))
+    if mean >= -3 * error or mean > -1e-3:
+        return False
+    _LOG.warning(
+        "KL(policy || reference) is estimated at %.3f nats per sequence, more than 3 standard errors (%.3f each) below 0: "
+        "the answers were not drawn from the policy whose log-probabilities are used. Look for sampling filters, a temperature or "
+        "padding that one side lacks",
+        mean,
+        error,
+    )
+    return True
 
 
 def describe_step(metrics: MetricSums, losses: list[LossSum], stats: PolicyStats, counts: StepCounts, config: OnlineConfig) -> None:

@@ -38,7 +38,7 @@ from tether.metrics import MetricSums
 from tether.models.policy import Policy, ResponseOutput
 from tether.models.reference import Reference
 from tether.models.value import Critic
-from tether.run.describe import describe_round, describe_step
+from tether.run.describe import describe_round, describe_step, warn_of_negative_kl
 from tether.text.chat import sampled_example
 
 __all__ = ["OnlineLearner", "RolloutRow"]
@@ -109,6 +109,7 @@ class OnlineLearner:
         batch = _policy_batch(texts, experience, annotated, rows)
         metrics.add("annotate_seconds", time.perf_counter() - started)
         describe_round(metrics, experience, annotated, batch, self.controller.beta)
+        warn_of_negative_kl(experience)
         started = time.perf_counter()
         self._update(batch, plan, metrics)
         metrics.add("update_seconds", time.perf_counter() - started)
