@@ -73,9 +73,7 @@ def train_reward_model(
     seed: int,
 ) -> HeldOut:
     """Train ``model`` in place, measure it on ``held_out``, and give its scores mean 0 and std 1 there (Ziegler et al. 2019)."""
-    worker = LocalWorker(
-        [model], config.optim, recorder.num_steps, head_names=("score",), head_learning_rate=config.head_learning_rate
-    )
+    worker = LocalWorker([model], config.optim, recorder.num_steps, head_names=("score",), head_learning_rate=config.head_learning_rate)
     cursor = Cursor(len(pairs), seed)
     per_epoch = math.ceil(len(pairs) / config.batch_size)
     for step in range(1, recorder.num_steps + 1):

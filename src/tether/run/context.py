@@ -1,0 +1,101 @@
+"""What the stages of a run share: its folder, log and machine, and how a stage is built once and reused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tether.backends.compute import Compute
+from tether.config import RunConfig
+from tether.events import EventLog
+from tether.models.adapters import LoraSpec
+from tether.models.policy import Policy, ValueHead
+from tether.models.reward import RewardModel
+from tether.rollout.local import LocalSampler
+from tether.run.folder import RunFolder, sha256_text
+from tether.run.observer import Observer
+from tether.run.recorder import Recorder
+from tether.text.chat import Text
+
+__all__ = ["Context", "build_stage", "inputs_hash", "load_policy", "load_scorer", "sampler_for"]
+
+
+@dataclass(frozen=True)
+class Context:
+    config: RunConfig
+    folder: RunFolder
+    log: EventLog
+    observer: Observer
+    compute: Compute
+
+    def recorder(self, stage: str, num_steps: int) -> Recorder:
+        return Recorder(self.log, self.observer, stage, num_steps)
+
+
+def build_stage(context: Context, name: str, made_from: str, build: Callable[[Path], dict[str, Any]]) -> Path:
+    """Reuse a finished stage, or build it in a clean folder and mark it finished."""
+    folder = context.folder.stage(name)
+    if context.folder.finished(name, made_from) is not None:
+        context.observer.message(f"{name}: finished before, reused from {folder}")
+        return folder
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    context.folder.finish(name, made_from, build(folder))
+    return folder
+
+
+def inputs_hash(context: Context, section: Any, *inputs: Path) -> str:
+    """What a stage depends on: its section, the model, the seed, and the stages before it."""
+    before = [json.loads((path / "stage.json").read_text())["made_from"] for path in inputs if (path / "stage.json").exists()]
+    return sha256_text(
+        json.dumps(
+            [
+                section.model_dump(mode="json"),
+                context.config.model.model_dump(mode="json"),
+                context.config.compute.model_dump(mode="json"),
+                context.config.seed,
+                before,
+            ]
+        )
+    )
+
+
+def load_policy(context: Context, path: Path | str, *, value_head: ValueHead = ValueHead.NONE, lora: LoraSpec | None = None) -> Policy:
+    model = context.config.model
+    policy = Policy.load(
+        path,
+        value_head=value_head,
+        lora=lora,
+        local_files_only=model.local_files_only,
+        trust_remote_code=model.trust_remote_code,
+        seed=context.config.seed,
+    )
+    return policy.to(context.compute.device)
+
+
+class _AutocastScorer:
+    """A reward model as the rubric sees it, in the precision of this run."""
+
+    def __init__(self, model: RewardModel, compute: Compute) -> None:
+        self._model, self._compute = model, compute
+        self.score_offset = model.score_offset
+
+    def score_texts(self, prompts: Sequence[Text], completions: Sequence[Text], *, token_budget: int) -> list[float]:
+        """Raw scores."""
+        with self._compute.autocast():
+            return self._model.score_texts(prompts, completions, token_budget=token_budget)
+
+
+def load_scorer(context: Context, folder: Path | None) -> _AutocastScorer | None:
+    if folder is None:
+        return None
+    return _AutocastScorer(RewardModel.load(folder).to(context.compute.device).requires_grad_(False), context.compute)
+
+
+def sampler_for(context: Context, policy: Policy, max_rows: int) -> LocalSampler:
+    return LocalSampler(policy.model, policy.format.eos_ids, policy.format.pad_id, context.compute.dtype, max_rows)

@@ -1,0 +1,81 @@
+"""The last stage: the start and every trained policy on the same held-out prompts, written to evaluation.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tether.config import DataSource, RunConfig
+from tether.data.load import load_prompts, load_rows
+from tether.data.overlap import refuse_overlap
+from tether.models.reference import Reference
+from tether.records import read_prompts
+from tether.rewards.build import build_part, build_rubric
+from tether.rewards.rubric import Rubric
+from tether.run.context import Context, load_policy, load_scorer, sampler_for
+from tether.run.evaluate import EvaluatedPolicy, Gain, evaluate_policy, gain
+from tether.run.folder import write_atomic
+
+__all__ = ["evaluate_stage"]
+
+
+def evaluate_stage(context: Context, start: Path, policies: Mapping[str, Path], reward_model: Path | None) -> dict[str, Any] | None:
+    config = context.config.evaluate
+    if config is None:
+        return None
+    rows = load_rows(config.prompts.path, config.prompts.split, config.prompts.limit)
+    prompts = read_prompts(rows.rows, rows.source)
+    for source in _training_sources(context.config):
+        refuse_overlap([p.text for p in load_prompts(source)], [p.text for p in prompts])
+    score = Rubric([(config.score, 1.0, build_part(config.score, dict(config.score_params)))])
+    scorer = load_scorer(context, reward_model)
+    proxies = {name: build_rubric(rl_config.rewards, reward_model=scorer) for name, rl_config in context.config.rl.items()}
+    reference = Reference.frozen_copy(load_policy(context, start))
+    recorder = context.recorder("evaluate", 1 + len(policies))
+    results: list[EvaluatedPolicy] = []
+    for name, path in {"start": start, **policies}.items():
+        policy = load_policy(context, path)
+        sampler = sampler_for(context, policy, config.sampling.max_rows)
+        used = proxies if name == "start" else {name: proxies[name]}
+        results.append(
+            evaluate_policy(
+                name,
+                policy,
+                None if name == "start" else reference,
+                sampler,
+                prompts,
+                score,
+                used,
+                config,
+                context.compute,
+                context.config.seed,
+            )
+        )
+        context.observer.step("evaluate", len(results), {})
+    gains = [gain(results[0], result, context.config.seed) for result in results[1:]]
+    evaluation = {
+        "prompts_sha256": rows.sha256,
+        "policies": [r.as_dict() for r in results],
+        "gains": [{**asdict(g), "excludes_zero": g.excludes_zero} for g in gains],
+    }
+    write_atomic(context.folder.path / "evaluation.json", json.dumps(evaluation, indent=2) + "\n")
+    for result, found in zip(results[1:], gains, strict=True):
+        recorder.message(_in_words(results[0], result, found))
+    recorder.finish({"prompts": len(prompts)})
+    return evaluation
+
+
+def _in_words(before: EvaluatedPolicy, after: EvaluatedPolicy, found: Gain) -> str:
+    """The result of a stage in two sentences, with units."""
+    return (
+        f"{after.name}: held-out {after.score} {before.mean:.3f} -> {after.mean:.3f}, gain {found.difference:+.3f} "
+        f"[{found.low:+.3f}, {found.high:+.3f}] ({found.confidence:.0%} paired bootstrap over {found.num_prompts} prompts). "
+        f"KL(policy || reference) {after.kl_token_mean_nats:.4f} nats per token, {after.kl_sequence_sum_nats:.3f} nats per sequence."
+    )
+
+
+def _training_sources(config: RunConfig) -> Sequence[DataSource]:
+    return [rl_config.prompts for rl_config in config.rl.values()]
