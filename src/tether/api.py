@@ -9,8 +9,9 @@ A reward is any callable ``(prompt: Prompt, answer: str) -> float | None`` (None
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -24,6 +25,7 @@ from tether.events import EventLog
 from tether.models.policy import Policy
 from tether.models.reference import Reference
 from tether.models.reward import RewardModel
+from tether.records import prompt_from_row
 from tether.rewards.learned import LearnedPart
 from tether.rewards.rubric import RewardPart, Rubric
 from tether.rollout.local import LocalSampler
@@ -54,7 +56,11 @@ class _FunctionPart:
             value = self.function(rollout.prompt, rollout.text)
         except Exception as error:  # the boundary named in style.md 31: a broken verifier is data
             return Failure("reward function", f"{type(error).__name__}: {error}")
-        return Score(None if value is None else float(value))
+        if value is None:
+            return Score(None)
+        if not math.isfinite(value):
+            return Failure("reward function", f"it returned {value}; return None where the reward does not apply")
+        return Score(float(value))
 
 
 def ppo(
@@ -230,4 +236,6 @@ def _rubric(reward: Any, compute: Compute) -> Rubric:
 def _as_prompt(prompt: Any, index: int) -> Prompt:
     if isinstance(prompt, Prompt):
         return prompt
-    return Prompt(f"prompt-{index}", prompt if isinstance(prompt, str) else tuple(prompt))
+    if not isinstance(prompt, str) and all(isinstance(turn, Message) for turn in prompt):
+        return Prompt(f"prompt-{index}", tuple(prompt))
+    return replace(prompt_from_row({"prompt": prompt}, index), prompt_id=f"prompt-{index}")

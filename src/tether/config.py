@@ -28,8 +28,11 @@ __all__ = [
 ]
 
 
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -84,7 +87,7 @@ class OptimConfig(_Section):
 
     learning_rate: float = Field(default=1e-5, gt=0)
     """Peak learning rate, per optimiser step."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[_Decay, _Decay] = (0.9, 0.999)
     """Decay of the first and second gradient moments."""
     eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment (PyTorch form)."""
@@ -110,7 +113,7 @@ class ComputeConfig(_Section):
     """Recompute layer activations in the backward pass: less memory, about a third more time."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; absent means all cores that this process may use."""
-    device: str = "auto"
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`cpu`, `cuda`, or `auto`: cuda when present."""
 
 

@@ -54,6 +54,7 @@ REGISTRY: dict[str, Metric] = _table(
     ("reward_std", "reward", "scored rollouts", "population standard deviation over rollouts", "Spread of the reward in this step.", (0.0, None)),
     ("reward_with_kl", "reward", "scored rollouts", "mean over rollouts", "Reward minus beta times the summed k1: what PPO maximises.", None),
     ("failure_share", "share", "rollouts", "mean over rollouts", "Rollouts whose verifier broke; left out of the gradient.", (0.0, 0.01)),
+    ("unscored_share", "share", "rollouts", "mean over rollouts", "Rollouts without a score (failed, or no reward part applies); left out of the gradient.", (0.0, 0.01)),
     ("dead_group_share", "share", "groups", "mean over groups", "Groups whose rewards are all equal: they teach GRPO nothing.", (0.0, 0.9)),
     # KL to the reference
     ("kl_k1_token", "nats per token", "response tokens", "mean over tokens", "KL(policy || reference), k1, of the policy that sampled.", (-0.02, None)),

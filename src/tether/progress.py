@@ -81,9 +81,11 @@ def _duration(seconds: float) -> str:
 
 
 def _summary_text(summary: Mapping[str, Any]) -> str:
-    """The plain values of a stage's summary; nested ones are left to the report."""
+    """The plain values of a stage's summary; nested ones and hashes are left to the report."""
     shown = []
     for key, value in summary.items():
+        if key.endswith("_sha256"):
+            continue
         if isinstance(value, float):
             shown.append(f"{key} {_number(value)}")
         elif isinstance(value, int | str):

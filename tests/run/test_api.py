@@ -36,6 +36,12 @@ def test_a_reward_that_always_breaks_stops_the_run_and_is_never_a_zero(policy):
         tether.ppo(policy, ["one"], broken, **SETTINGS)
 
 
+def test_a_reward_that_is_not_a_number_is_a_failure_and_messages_may_be_plain_dicts(policy):
+    prompts = [[{"role": "user", "content": "one"}]]
+    with pytest.raises(RewardError, match="it returned nan"):
+        tether.ppo(policy, prompts, lambda prompt, answer: float("nan"), **SETTINGS)
+
+
 def test_unknown_settings_are_named(policy):
     with pytest.raises(ConfigError, match="stepss"):
         tether.ppo(policy, ["one"], lambda prompt, answer: 0.0, stepss=3)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tether.config import RunConfig
-from tether.errors import DataError, RunError
+from tether.errors import ConfigError, DataError, RunError
 from tether.events import read_events
 from tether.records import write_jsonl
 from tether.run.pipeline import run
@@ -113,7 +113,7 @@ def test_another_configuration_in_the_same_folder_is_refused_by_name_and_fresh_s
 def test_held_out_prompts_that_were_trained_on_are_refused(config, tmp_path):
     write_jsonl(tmp_path / "held.jsonl", [{"prompt_id": "h", "prompt": turn("Say 3."), "answer": "3"}])
     config["rl"].pop("ppo")
-    with pytest.raises(DataError, match="training prompts too"):
+    with pytest.raises(ConfigError, match="training prompts too"):
         run(RunConfig.model_validate({**config, "sft": None, "reward_model": None}))
 
 
@@ -132,3 +132,33 @@ def test_case_H4_a_prompt_limit_has_an_effect(config, tmp_path):
         run(RunConfig.model_validate(base))
     base["rl"]["grpo"]["long_prompts"] = "filter"
     run(RunConfig.model_validate(base), fresh=True)
+
+
+def test_what_can_be_known_to_fail_is_said_before_training_all_at_once(config, tmp_path):
+    config["rl"]["grpo"]["rewards"] = [{"kind": "length"}, {"kind": "exact", "params": {"column": "nope"}}]
+    config["rl"]["ppo"]["prompts"] = {"path": str(tmp_path / "missing.jsonl")}
+    config["evaluate"]["score_params"] = {"colum": 1}
+    with pytest.raises(ConfigError) as caught:
+        run(RunConfig.model_validate(config))
+    text = str(caught.value)
+    for expected in ("rl.ppo.prompts: ", "rl.grpo.rewards: rewards.length", "no column 'nope'", "evaluate.score_params: "):
+        assert expected in text
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_setting_that_no_finished_stage_depends_on_may_change_and_the_rest_is_reused(config):
+    small = {**config, "rl": {"grpo": config["rl"]["grpo"]}, "reward_model": None}
+    run(RunConfig.model_validate(small))
+    small["evaluate"] = {**small["evaluate"], "samples_per_prompt": 2}
+    run(RunConfig.model_validate(small))
+    events = list(read_events(RunConfig.model_validate(small).folder / "events.jsonl"))
+    started = [event["stage"] for event in events if event["kind"] == "stage_started"]
+    assert started == ["sft", "rl.grpo", "evaluate", "evaluate"]
+    run(RunConfig.model_validate(small))
+    assert len(list(read_events(RunConfig.model_validate(small).folder / "events.jsonl"))) == len(events) + 2  # started, finished
+
+
+def test_a_folder_that_cannot_be_written_is_a_run_error(config, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunError, match="cannot be used as a run folder"):
+        run(RunConfig.model_validate({**config, "output": str(tmp_path / "file")}))

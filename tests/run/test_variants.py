@@ -81,8 +81,8 @@ def experience(k1):
 
 def test_case_C1_a_kl_far_below_zero_is_a_warning_and_a_noisy_one_is_not(caplog):
     with caplog.at_level(logging.WARNING):
-        assert not warn_of_negative_kl(experience([-0.5, 0.4, -0.3, 0.2]))
-        assert not warn_of_negative_kl(experience([0.0, 0.0, 0.0, 0.0]))
+        assert not warn_of_negative_kl(experience([-0.5, 0.4, -0.3, 0.2] * 4))
+        assert not warn_of_negative_kl(experience([0.0] * 16))
         assert not caplog.records
-        assert warn_of_negative_kl(experience([-0.5, -0.4, -0.5, -0.6]))
+        assert warn_of_negative_kl(experience([-0.5, -0.4, -0.5, -0.6] * 4))
     assert "3 standard errors" in caplog.text

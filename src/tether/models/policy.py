@@ -17,6 +17,7 @@ from ..errors import ModelError
 from ..text.chat import ChatFormat
 from . import files
 from .adapters import LoraSpec, add_lora, merged_weights
+from .resolve import resolve_model
 from .trunk import (
     TokenRows,
     before_live,
@@ -73,6 +74,7 @@ class Policy(nn.Module):
 
         A value head saved beside the model is read when `value_head` is "shared". Raises ModelError.
         """
+        path = resolve_model(path, local_files_only=local_files_only)
         rules = {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
         loaded = files.load_model(AutoModelForCausalLM, str(path), dtype=dtype, **rules)
         files.refuse_missing(str(path), loaded)

@@ -31,6 +31,7 @@ from ..text.chat import ChatFormat
 from ..types import Message
 from . import files
 from .adapters import LoraSpec, add_lora, merged_weights
+from .resolve import resolve_model
 from .trunk import TokenRows, hidden_states
 
 SETTINGS_FILE = "tether_reward.json"
@@ -239,6 +240,7 @@ class RewardModel(nn.Module):
 
 
 def _load_classifier(path: str, dtype: str, rules: dict[str, Any]) -> files.Loaded:
+    path = str(resolve_model(path, local_files_only=rules["local_files_only"]))
     files.require_safetensors(path)
     try:
         config = AutoConfig.from_pretrained(path, **rules)

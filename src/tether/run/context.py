@@ -21,7 +21,7 @@ from tether.run.observer import Observer
 from tether.run.recorder import Recorder
 from tether.text.chat import Text
 
-__all__ = ["Context", "build_stage", "inputs_hash", "load_policy", "load_scorer", "sampler_for"]
+__all__ = ["Context", "build_stage", "load_policy", "load_scorer", "sampler_for", "stage_hashes"]
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,24 @@ def build_stage(context: Context, name: str, made_from: str, build: Callable[[Pa
     return folder
 
 
-def inputs_hash(context: Context, section: Any, *inputs: Path) -> str:
-    """What a stage depends on: its section, the model, the seed, and the stages before it."""
-    before = [json.loads((path / "stage.json").read_text())["made_from"] for path in inputs if (path / "stage.json").exists()]
-    return sha256_text(
-        json.dumps(
-            [
-                section.model_dump(mode="json"),
-                context.config.model.model_dump(mode="json"),
-                context.config.compute.model_dump(mode="json"),
-                context.config.seed,
-                before,
-            ]
-        )
-    )
+def stage_hashes(config: RunConfig) -> dict[str, str]:
+    """What each stage is made from, by stage name: its section, the model, the machine settings, the seed, and the stages before it."""
+    hashes: dict[str, str] = {}
+
+    def add(name: str, section: Any, *before: str) -> None:
+        parts = [section, config.model, config.compute]
+        told = [part.model_dump(mode="json") for part in parts]
+        hashes[name] = sha256_text(json.dumps([*told, config.seed, [hashes[stage] for stage in before if stage in hashes]]))
+
+    if config.sft is not None:
+        add("sft", config.sft)
+    if config.reward_model is not None:
+        add("reward_model", config.reward_model, "sft")
+    for name, rl in config.rl.items():
+        add(f"rl.{name}", rl, "sft", "reward_model")
+    if config.evaluate is not None:
+        add("evaluate", config.evaluate, "sft", "reward_model", *(f"rl.{name}" for name in config.rl))
+    return hashes
 
 
 def load_policy(context: Context, path: Path | str, *, value_head: ValueHead = ValueHead.NONE, lora: LoraSpec | None = None) -> Policy:

@@ -18,6 +18,8 @@ from tether.metrics import MetricSums
 
 __all__ = ["describe_round", "describe_step", "warn_of_negative_kl"]
 
+_ENOUGH_SEQUENCES = 16  # below, the standard error itself is too uncertain for a warning
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -49,15 +51,15 @@ def warn_of_negative_kl(experience: Experience) -> bool:
     log-probabilities are compared.
     """
     k1_B = torch.where(experience.mask_BT, experience.old_logprobs_BT - experience.ref_logprobs_BT, 0.0).sum(-1)
-    if len(k1_B) < 2:
+    if len(k1_B) < _ENOUGH_SEQUENCES:
         return False
     mean, error = float(k1_B.mean()), float(k1_B.std()) / math.sqrt(len(k1_B))
     if mean >= -3 * error or mean > -1e-3:
         return False
     _LOG.warning(
-        "KL(policy || reference) is estimated at %.3f nats per sequence, more than 3 standard errors (%.3f each) below 0: "
-        "the answers were not drawn from the policy whose log-probabilities are used. Look for sampling filters, a temperature or "
-        "padding that one side lacks",
+        "KL(policy || reference) is estimated at %.3g nats per sequence, more than 3 standard errors (%.2g each) below 0. Chance does this "
+        "once in some hundred rounds; if it repeats, the answers were not drawn from the policy whose log-probabilities are used: look for "
+        "sampling filters, a temperature or padding that one side lacks",
         mean,
         error,
     )

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tether.config import DataSource, RunConfig
-from tether.data.load import load_prompts, load_rows
-from tether.data.overlap import refuse_overlap
+from tether.data.load import load_rows
 from tether.models.reference import Reference
 from tether.records import read_prompts
 from tether.rewards.build import build_part, build_rubric
 from tether.rewards.rubric import Rubric
-from tether.run.context import Context, load_policy, load_scorer, sampler_for
+from tether.run.context import Context, load_policy, load_scorer, sampler_for, stage_hashes
 from tether.run.evaluate import EvaluatedPolicy, Gain, evaluate_policy, gain
 from tether.run.folder import write_atomic
 
@@ -26,10 +24,13 @@ def evaluate_stage(context: Context, start: Path, policies: Mapping[str, Path], 
     config = context.config.evaluate
     if config is None:
         return None
+    made_from = stage_hashes(context.config)["evaluate"]
+    target = context.folder.path / "evaluation.json"
+    if target.exists() and (done := json.loads(target.read_text(encoding="utf-8"))).get("made_from") == made_from:
+        context.observer.message(f"evaluate: finished before, reused from {target}")
+        return done
     rows = load_rows(config.prompts.path, config.prompts.split, config.prompts.limit)
     prompts = read_prompts(rows.rows, rows.source)
-    for source in _training_sources(context.config):
-        refuse_overlap([p.text for p in load_prompts(source)], [p.text for p in prompts])
     score = Rubric([(config.score, 1.0, build_part(config.score, dict(config.score_params)))])
     scorer = load_scorer(context, reward_model)
     proxies = {name: build_rubric(rl_config.rewards, reward_model=scorer) for name, rl_config in context.config.rl.items()}
@@ -57,11 +58,12 @@ def evaluate_stage(context: Context, start: Path, policies: Mapping[str, Path], 
         context.observer.step("evaluate", len(results), {})
     gains = [gain(results[0], result, context.config.seed) for result in results[1:]]
     evaluation = {
+        "made_from": made_from,
         "prompts_sha256": rows.sha256,
         "policies": [r.as_dict() for r in results],
         "gains": [{**asdict(g), "excludes_zero": g.excludes_zero} for g in gains],
     }
-    write_atomic(context.folder.path / "evaluation.json", json.dumps(evaluation, indent=2) + "\n")
+    write_atomic(target, json.dumps(evaluation, indent=2) + "\n")
     for result, found in zip(results[1:], gains, strict=True):
         recorder.message(_in_words(results[0], result, found))
     recorder.finish({"prompts": len(prompts)})
@@ -75,7 +77,3 @@ def _in_words(before: EvaluatedPolicy, after: EvaluatedPolicy, found: Gain) -> s
         f"[{found.low:+.3f}, {found.high:+.3f}] ({found.confidence:.0%} paired bootstrap over {found.num_prompts} prompts). "
         f"KL(policy || reference) {after.kl_token_mean_nats:.4f} nats per token, {after.kl_sequence_sum_nats:.3f} nats per sequence."
     )
-
-
-def _training_sources(config: RunConfig) -> Sequence[DataSource]:
-    return [rl_config.prompts for rl_config in config.rl.values()]

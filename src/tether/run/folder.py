@@ -46,19 +46,32 @@ def sha256_text(text: str) -> str:
 class RunFolder:
     """A run folder that belongs to one configuration. State: the files in it."""
 
-    def __init__(self, config: RunConfig, *, fresh: bool = False) -> None:
+    def __init__(self, config: RunConfig, hashes: Mapping[str, str], *, fresh: bool = False) -> None:
         self.path = config.folder
         self.config_text = resolved_json(config)
         existing = self.path / "config.json"
-        if fresh and self.path.exists():
-            _set_aside(self.path)
-        elif existing.exists() and existing.read_text(encoding="utf-8") != self.config_text:
+        try:
+            if fresh and self.path.exists():
+                _set_aside(self.path)
+            self._refuse_other_stages(existing, hashes)
+            write_atomic(existing, self.config_text)
+            write_atomic(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be used as a run folder ({error}); choose another output=... or name=...") from error
+
+    def _refuse_other_stages(self, existing: Path, hashes: Mapping[str, str]) -> None:
+        """A finished stage that this configuration would make otherwise is never overwritten."""
+        others = [name for name, made_from in hashes.items() if self._made_from(name) not in {None, made_from}]
+        if others:
             raise RunError(
-                f"{self.path} holds a run with another configuration (changed: {_changed(existing, self.config_text)}). Choose another "
-                "name=..., or pass --fresh to set the old folder aside and start over"
+                f"{self.path} holds finished stages that were made with another configuration ({', '.join(others)}; changed: "
+                f"{_changed(existing, self.config_text)}). Choose another name=..., or pass --fresh to set "
+                "the old folder aside and start over"
             )
-        write_atomic(existing, self.config_text)
-        write_atomic(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
+
+    def _made_from(self, name: str) -> str | None:
+        marker = self.stage(name) / "stage.json"
+        return json.loads(marker.read_text(encoding="utf-8"))["made_from"] if marker.exists() else None
 
     def stage(self, name: str) -> Path:
         """Folder of a stage."""

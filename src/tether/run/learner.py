@@ -264,7 +264,7 @@ class OnlineLearner:
 
 def _check_rows(rows: Sequence[RolloutRow]) -> None:
     if not rows:
-        raise ValueError("no rollouts to learn from: every row was dropped or unscorable")
+        raise ValueError("no rollouts to learn from: no row has a score (did every reward part say it does not apply?)")
     for number, row in enumerate(rows):
         if not row.response_ids:
             raise ValueError(f"row {number} ({row.group}) has an empty response: an answer has at least its end token")

@@ -32,11 +32,12 @@ from tether.models.reward import RewardModel
 from tether.models.value import Critic, critic_from_reward_model
 from tether.records import read_comparisons, read_demonstrations, read_prompts
 from tether.rewards.build import build_rubric
-from tether.run.context import Context, build_stage, inputs_hash, load_policy, load_scorer, sampler_for
+from tether.run.context import Context, build_stage, load_policy, load_scorer, sampler_for, stage_hashes
 from tether.run.evaluate_stage import evaluate_stage
 from tether.run.folder import RunFolder, sha256_text
 from tether.run.learner import OnlineLearner
 from tether.run.observer import Observer, Quiet
+from tether.run.preflight import preflight
 from tether.run.reward_model import num_steps as reward_model_steps
 from tether.run.reward_model import split_by_prompt, train_reward_model
 from tether.run.rl import OnlineRun, rl
@@ -62,7 +63,8 @@ def run(config: RunConfig, *, observer: Observer | None = None, fresh: bool = Fa
     Raises the errors of the stages (ConfigError, DataError, ModelError, ...), and RunError when the folder holds another run.
     """
     compute = resolve_compute(config.compute)
-    folder = RunFolder(config, fresh=fresh)
+    preflight(config)
+    folder = RunFolder(config, stage_hashes(config), fresh=fresh)
     log = EventLog(folder.path / "events.jsonl")
     log.write("run_started", name=config.name, config_sha256=sha256_text(folder.config_text))
     context = Context(config, folder, log, observer or Quiet(), compute)
@@ -123,7 +125,7 @@ def _sft_stage(context: Context) -> Path:
         recorder.finish(summary)
         return summary
 
-    return build_stage(context, "sft", inputs_hash(context, config), build)
+    return build_stage(context, "sft", stage_hashes(context.config)["sft"], build)
 
 
 def _reward_model_stage(context: Context, start: Path) -> Path | None:
@@ -142,6 +144,10 @@ def _reward_model_stage(context: Context, start: Path) -> Path | None:
         recorder = context.recorder("reward_model", reward_model_steps(len(training), config))
         recorder.message(f"reward_model: {limited.report}; {len(training)} pairs to train on, {len(held_out)} held out")
         result = train_reward_model(model, training, held_out, config, context.compute, recorder, context.config.seed)
+        recorder.message(
+            f"reward_model: held-out accuracy {result.accuracy:.3f} [{result.low:.3f}, {result.high:.3f}] "
+            f"(95 % Wilson interval over {result.num_pairs} pairs of prompts it was not trained on)"
+        )
         model.save(folder)
         summary = {
             "held_out": asdict(result),
@@ -153,13 +159,12 @@ def _reward_model_stage(context: Context, start: Path) -> Path | None:
         recorder.finish(summary)
         return summary
 
-    return build_stage(context, "reward_model", inputs_hash(context, config, start), build)
+    return build_stage(context, "reward_model", stage_hashes(context.config)["reward_model"], build)
 
 
 def _rl_stage(context: Context, name: str, start: Path, reward_model: Path | None) -> Path:
     config = context.config.rl[name]
     stage = f"rl.{name}"
-    inputs = [start] + ([reward_model] if reward_model else [])
 
     def build(folder: Path) -> dict[str, Any]:
         rows = load_rows(config.prompts.path, config.prompts.split, config.prompts.limit)
@@ -181,7 +186,7 @@ def _rl_stage(context: Context, name: str, start: Path, reward_model: Path | Non
         recorder.finish(summary)
         return summary
 
-    return build_stage(context, stage, inputs_hash(context, config, *inputs), build)
+    return build_stage(context, stage, stage_hashes(context.config)[stage], build)
 
 
 def _within_limit(context: Context, prompts: Sequence[Prompt], config: OnlineConfig, start: Path, source: str) -> list[Prompt]:

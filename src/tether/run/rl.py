@@ -105,6 +105,7 @@ def _describe_rollouts(metrics: MetricSums, groups: Sequence[RolloutGroup]) -> N
     scored = scores[~np.isnan(scores)]
     metrics.add("reward", float(scored.sum()), len(scored))
     metrics.add("failure_share", sum(failure is not None for group in groups for failure in group.failures), len(rollouts))
+    metrics.add("unscored_share", len(scores) - len(scored), len(scores))
     metrics.add("response_length", sum(lengths), len(lengths))
     metrics.add("response_length_max", max(lengths))
     metrics.add("truncated_share", sum(rollout.truncated for rollout in rollouts), len(rollouts))
