@@ -341,7 +341,7 @@ def test_folders_that_are_not_models_are_named(tiny: Path, tmp_path: Path) -> No
         Policy.load(tmp_path)
     with pytest.raises(ModelError, match="dtype 'fp8'"):
         Policy.load(tiny, dtype="fp8")
-    with pytest.raises(ModelError, match="Only local files"):
+    with pytest.raises(ModelError, match="set local_files_only to false"):
         Policy.load("nobody/nothing-here")
 
 
@@ -375,3 +375,9 @@ def test_smollm2_answers_and_its_end_token_is_trained() -> None:
     logprobs_BT = policy.forward_response(batch, 1.0).logprobs_BT
     plain = plain_logprobs(AutoModelForCausalLM.from_pretrained(resolve_model("smollm2")), batch, 1.0)
     torch.testing.assert_close(logprobs_BT, plain, atol=1e-4, rtol=0)
+
+
+def test_short_names_are_resolved_and_unknown_ones_never_ask_the_network():
+    assert Policy.load("tiny").format.eos_ids
+    with pytest.raises(ModelError, match="no model 'tinny'"):
+        Policy.load("tinny")

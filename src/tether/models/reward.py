@@ -109,6 +109,7 @@ class RewardModel(nn.Module):
         MissingHeadError where the checkpoint has no head, unless `new_head` allows a fresh one drawn from
         `seed`.
         """
+        path = resolve_model(path, local_files_only=local_files_only)
         rules: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
         loaded = _load_classifier(str(path), dtype, rules)
         if HEAD in loaded.missing:
@@ -240,7 +241,6 @@ class RewardModel(nn.Module):
 
 
 def _load_classifier(path: str, dtype: str, rules: dict[str, Any]) -> files.Loaded:
-    path = str(resolve_model(path, local_files_only=rules["local_files_only"]))
     files.require_safetensors(path)
     try:
         config = AutoConfig.from_pretrained(path, **rules)

@@ -19,6 +19,7 @@ from transformers import AutoModel, PreTrainedModel
 from ..errors import MissingHeadError, ModelError
 from . import files
 from .adapters import has_adapters
+from .resolve import resolve_model
 from .trunk import TokenRows, before_live, hidden_states, live_positions, spread
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Critic(nn.Module):
     ) -> Critic:
         """The trunk of a model folder (a causal or a reward model, or a saved critic) under a head by `init`.
         The trunk of a model folder (a causal or a reward model, or a saved critic) under a head by `init`."""
+        path = resolve_model(path, local_files_only=local_files_only)
         rules = {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
         loaded = files.load_model(AutoModel, str(path), dtype=dtype, **rules)
         files.refuse_missing(str(path), loaded)
