@@ -144,6 +144,11 @@ def test_dry_run_says_which_data_is_missing(config_file: Path, capsys: pytest.Ca
     assert "prompts.jsonl" in capsys.readouterr().err
 
 
+def test_dry_run_says_that_the_model_is_missing(config_file: Path, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["run", str(config_file), "--model", "nowhere", "--dry-run"]) == 1
+    assert "NOT READY: no model 'nowhere'" in capsys.readouterr().err
+
+
 def test_shown_configuration_is_the_same_configuration(config_file: Path, tmp_path: Path):
     overrides = ["rl.ppo-a.rewards.1.weight=2", "sft.optim.schedule=cosine"]
     config = load_config(config_file, overrides)

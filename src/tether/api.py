@@ -19,7 +19,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from tether.backends.compute import Compute, resolve_compute
-from tether.config import ComputeConfig, GRPOConfig, PPOConfig
+from tether.config import ComputeConfig, GRPOConfig, PPOConfig, explain
 from tether.errors import ConfigError
 from tether.events import EventLog
 from tether.models.policy import Policy
@@ -142,6 +142,11 @@ class PolicyUpdater:
         for name, value in given.items():
             if value is not None and len(value) != count:
                 raise ValueError(f"{name} has {len(value)} rows, scores has {count}: one row per answer")
+        names = list(groups) if groups is not None else [repr(tuple(ids)) for ids in query_ids]
+        if self.algorithm == "grpo" and len(set(names)) == count:
+            raise ValueError("GRPO compares answers to one prompt, and no group has two rows: give several answers a prompt, or use ppo")
+        self._check_ids("query_ids", query_ids)
+        self._check_ids("response_ids", response_ids)
         ends = set(self.policy.format.eos_ids)
         rows = [
             RolloutRow(
@@ -149,12 +154,18 @@ class PolicyUpdater:
                 tuple(response_ids[i]),
                 None if sampler_logprobs is None else tuple(sampler_logprobs[i]),
                 float(scores[i]),
-                groups[i] if groups is not None else repr(tuple(query_ids[i])),
+                names[i],
                 terminated[i] if terminated is not None else bool(response_ids[i]) and response_ids[i][-1] in ends,
             )
             for i in range(count)
         ]
         return self._learner.learn(rows)
+
+    def _check_ids(self, name: str, rows: Sequence[Sequence[int]]) -> None:
+        vocabulary = self.policy.model.get_input_embeddings().weight.shape[0]
+        for number, ids in enumerate(rows):
+            if wrong := [token for token in ids if not 0 <= token < vocabulary]:
+                raise ValueError(f"{name}, row {number}: token id {wrong[0]} is outside the vocabulary of {vocabulary}")
 
     @property
     def beta(self) -> float:
@@ -210,8 +221,7 @@ def _settings(kind: type[PPOConfig] | type[GRPOConfig], settings: dict[str, Any]
         fixed = {"prompts": {"path": "(given in Python)"}, "rewards": [{"kind": "format"}]}
         return kind.model_validate({**fixed, **settings}), compute
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, item['loc']))}: {item['msg'].removeprefix('Value error, ')}" for item in error.errors()]
-        raise ConfigError(lines, f"the settings of {kind.__name__}") from None
+        raise ConfigError(explain(error, kind), f"the settings of {kind.__name__}") from None
 
 
 def _learner(policy: Policy, reference: Reference | None, config: PPOConfig | GRPOConfig, compute: Compute, seed: int) -> OnlineLearner:

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from tether import __version__
-from tether.errors import ConfigError, TetherError
+from tether.errors import ConfigError, RunError, TetherError
 
 __all__ = ["TOP_LEVEL_SETTINGS", "app", "as_overrides", "main"]
 
@@ -67,11 +67,14 @@ def run(
     chosen = [*([f"model.path={model}"] if model else []), *overrides]
     resolved = load_config(config, chosen)
     if dry_run:
-        from tether.dryrun import plan_lines
+        from tether.dryrun import NOT_READY, plan_lines
 
         print(_resolved_text(config, chosen))
         print("# Plan")
-        print("\n".join(f"#   {line}" for line in plan_lines(resolved)))
+        plan = plan_lines(resolved)
+        print("\n".join(f"#   {line}" for line in plan))
+        if missing := [line for line in plan if NOT_READY in line]:
+            raise RunError(f"this run could not start: {'; '.join(missing)}")
         return
     from tether.progress import choose_progress
     from tether.run.pipeline import run as run_pipeline

@@ -24,7 +24,7 @@ from tether.errors import ConfigError
 __all__ = [
     "AnyRLConfig", "ComputeConfig", "DataSource", "EvaluateConfig", "GRPOConfig", "KLConfig", "LoRAConfig",
     "ModelConfig", "OptimConfig", "PPOConfig", "RewardModelConfig", "RewardPartConfig", "RunConfig", "SFTConfig",
-    "SamplingConfig", "load_config", "parse_config", "resolved_json",
+    "SamplingConfig", "explain", "load_config", "parse_config", "resolved_json",
 ]
 
 
@@ -390,7 +390,7 @@ def parse_config(text: str, suffix: str, overrides: Sequence[str] = (), source: 
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(_explain(error), source) from None
+        raise ConfigError(explain(error, RunConfig), source) from None
 
 
 def _parse_text(text: str, suffix: str, source: str) -> dict[str, Any]:
@@ -445,13 +445,14 @@ def _list_index(node: list[Any], key: str, path: str, source: str) -> int:
     return int(key)
 
 
-def _explain(error: ValidationError) -> list[str]:
+def explain(error: ValidationError, root: type[BaseModel]) -> list[str]:
+    """One sentence per problem of ``root``: dotted path, value, what was expected, and the nearest name of an unknown setting."""
     problems: list[str] = []
     for item in error.errors(include_url=False):
         path = ".".join(str(part) for index, part in enumerate(item["loc"]) if not (index == 2 and item["loc"][0] == "rl"))
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            problems.append(_unknown_key(path, item["loc"]))
+            problems.append(_unknown_key(path, item["loc"], root))
         elif item["type"] == "missing":
             problems.append(f"{path}: is required")
         elif item["type"] == "value_error":
@@ -466,18 +467,18 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _unknown_key(path: str, loc: tuple[int | str, ...]) -> str:
-    parent, wrong = _section_at(loc[:-1]), str(loc[-1])
+def _unknown_key(path: str, loc: tuple[int | str, ...], root: type[BaseModel]) -> str:
+    parent, wrong = _section_at(loc[:-1], root), str(loc[-1])
     known = sorted(parent.model_fields) if parent else []
     near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
     return f"{path}: unknown setting; {hint}"
 
 
-def _section_at(loc: Sequence[int | str]) -> type[BaseModel] | None:
+def _section_at(loc: Sequence[int | str], root: type[BaseModel]) -> type[BaseModel] | None:
     """The config model that a location of a validation error points into."""
     by_kind = {"ppo": PPOConfig, "grpo": GRPOConfig}
-    model: type[BaseModel] | None = RunConfig
+    model: type[BaseModel] | None = root
     parts = list(loc)
     if len(parts) >= 3 and parts[0] == "rl":
         model, parts = by_kind.get(str(parts[2])), parts[3:]

@@ -16,7 +16,10 @@ from pydantic import BaseModel
 from tether.config import DataSource, EvaluateConfig, RewardModelConfig, RunConfig, SFTConfig
 from tether.errors import TetherError
 
-__all__ = ["Origin", "parameter_count", "plan_lines", "render"]
+__all__ = ["NOT_READY", "Origin", "parameter_count", "plan_lines", "render"]
+
+NOT_READY = "NOT READY"
+"""Marks a line of the plan that names something missing."""
 
 
 class Origin:
@@ -187,7 +190,7 @@ def _model_size(name: str) -> str:
     try:
         folder = Path(resolve_model(name))
     except TetherError as error:
-        return f"NOT READY: {error}"
+        return f"{NOT_READY}: {error}"
     count = parameter_count(folder)
     return "size known when loaded" if count is None else f"{count:,} parameters in {folder}"
 

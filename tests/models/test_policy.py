@@ -381,3 +381,10 @@ def test_short_names_are_resolved_and_unknown_ones_never_ask_the_network():
     assert Policy.load("tiny").format.eos_ids
     with pytest.raises(ModelError, match="no model 'tinny'"):
         Policy.load("tinny")
+
+
+def test_a_folder_without_tokenizer_files_is_named_and_not_its_rows(tmp_path: Path) -> None:
+    small = GPT2Config(vocab_size=64, n_positions=32, n_embd=8, n_layer=1, n_head=1)
+    GPT2LMHeadModel(small).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="no usable tokenizer"):
+        Policy.load(tmp_path)

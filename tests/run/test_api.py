@@ -43,7 +43,7 @@ def test_a_reward_that_is_not_a_number_is_a_failure_and_messages_may_be_plain_di
 
 
 def test_unknown_settings_are_named(policy):
-    with pytest.raises(ConfigError, match="stepss"):
+    with pytest.raises(ConfigError, match="stepss: unknown setting; did you mean 'steps'"):
         tether.ppo(policy, ["one"], lambda prompt, answer: 0.0, stepss=3)
     with pytest.raises(ConfigError, match="expected 'ppo' or 'grpo'"):
         PolicyUpdater(policy, "a2c")
@@ -57,6 +57,10 @@ def test_the_single_update_returns_its_statistics_and_keeps_its_state(policy):
     assert first["dead_group_share"] == 0
     second = updater.update(queries, responses, [1.0, 0.0, 1.0, 0.0])
     assert second["kl_k3_token"] > 0
+    with pytest.raises(ValueError, match="response_ids, row 1: token id 1000000 is outside"):
+        updater.update(queries, [[7], [10**6], [7], [10]], [0.0] * 4)
+    with pytest.raises(ValueError, match="no group has two rows"):
+        updater.update(queries, responses, [0.0] * 4, groups=list("abcd"))
     with pytest.raises(ValueError, match="response_ids has 3 rows, scores has 4"):
         updater.update(queries, responses[:3], [0.0] * 4)
 

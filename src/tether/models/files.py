@@ -87,15 +87,18 @@ def require_safetensors(path: str) -> None:
 
 
 def load_tokenizer(path: str, *, local_files_only: bool, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """The tokenizer beside the weights. Raises ModelError where there is none."""
+    """The tokenizer beside the weights. Raises ModelError where there is none, or one that turns a word into nothing."""
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             path, local_files_only=local_files_only, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
             f"{path} has no usable tokenizer: {error}{_remedy(path, local_files_only)}"
         ) from error
+    if not tokenizer("word", add_special_tokens=False)["input_ids"]:
+        raise ModelError(f"{path} has no usable tokenizer: it turns 'word' into no token. Copy the tokenizer files into the folder")
+    return tokenizer
 
 
 def refuse_missing(path: str, loaded: Loaded, allowed: tuple[str, ...] = ()) -> None:
