@@ -162,7 +162,7 @@ class PolicyUpdater:
         return self._learner.learn(rows)
 
     def _check_ids(self, name: str, rows: Sequence[Sequence[int]]) -> None:
-        vocabulary = self.policy.model.get_input_embeddings().weight.shape[0]
+        vocabulary = int(self.policy.config.get_text_config().vocab_size)
         for number, ids in enumerate(rows):
             if wrong := [token for token in ids if not 0 <= token < vocabulary]:
                 raise ValueError(f"{name}, row {number}: token id {wrong[0]} is outside the vocabulary of {vocabulary}")
