@@ -120,3 +120,9 @@ def test_cursor_refuses_nonsense():
     with pytest.raises(DataError, match="0 or more"):
         Cursor(3, 0).next(-1)
     assert Cursor(3, 0).next(0) == []
+
+
+def test_steps_within_an_epoch_end_at_its_border():
+    cursor = Cursor(5, seed=0)
+    sizes = [len(cursor.next_within_epoch(2)) for _ in range(6)]
+    assert sizes == [2, 2, 1, 2, 2, 1]

@@ -173,11 +173,6 @@ def _estimator(kl: KLConfig) -> KLEstimator:
     return KLEstimator(kl.estimator.removesuffix("_corrected"))
 
 
-def reference_is_needed(config: OnlineConfig) -> bool:
-    """False when beta is 0 and stays 0: the reference then only serves the log."""
-    return config.kl.beta > 0
-
-
 def as_groups(ids: list[str]) -> Tensor:
     """Integer group ids of prompt ids, in order of first appearance. Example: ["b", "a", "b"] -> [0, 1, 0]."""
     numbers: dict[str, int] = {}

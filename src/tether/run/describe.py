@@ -10,7 +10,7 @@ import torch
 from tether.algorithms.policy_gradient import Annotated, Experience, LossSum, OnlineConfig, StepCounts
 from tether.config import PPOConfig
 from tether.data.batches import PolicyBatch
-from tether.maths.kl import kl_units
+from tether.maths.kl import KLEstimator, kl_tokens, kl_units
 from tether.maths.masked import masked_mean
 from tether.maths.policy_loss import PolicyStats
 from tether.maths.value_loss import explained_variance
@@ -29,8 +29,7 @@ def describe_round(metrics: MetricSums, experience: Experience, annotated: Annot
     scores_B = experience.scores_B
     metrics.add("kl_k1_token", float(units.token_mean_nats))
     metrics.add("kl_k1_sequence", float(units.seq_sum_mean_nats))
-    log_ref_over_policy_BT = experience.ref_logprobs_BT - experience.old_logprobs_BT
-    k3_BT = torch.expm1(log_ref_over_policy_BT) - log_ref_over_policy_BT
+    k3_BT = kl_tokens(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT, KLEstimator.K3)
     metrics.add("kl_k3_token", float(masked_mean(k3_BT, experience.mask_BT)))
     metrics.add("reward_with_kl", float(scores_B.mean()) - beta * float(units.seq_sum_mean_nats))
     metrics.add("reward_std", float(scores_B.std(unbiased=False)))
@@ -50,7 +49,7 @@ def warn_of_negative_kl(experience: Experience) -> bool:
     A KL is never negative; its sampled estimate may be, by chance. Far below 0 the samples did not come from the distribution whose
     log-probabilities are compared.
     """
-    k1_B = torch.where(experience.mask_BT, experience.old_logprobs_BT - experience.ref_logprobs_BT, 0.0).sum(-1)
+    k1_B = kl_tokens(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT, KLEstimator.K1).sum(-1)
     if len(k1_B) < _ENOUGH_SEQUENCES:
         return False
     mean, error = float(k1_B.mean()), float(k1_B.std()) / math.sqrt(len(k1_B))

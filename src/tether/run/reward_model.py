@@ -75,10 +75,8 @@ def train_reward_model(
     """Train ``model`` in place, measure it on ``held_out``, and give its scores mean 0 and std 1 there (Ziegler et al. 2019)."""
     worker = LocalWorker([model], config.optim, recorder.num_steps, head_names=("score",), head_learning_rate=config.head_learning_rate)
     cursor = Cursor(len(pairs), seed)
-    per_epoch = math.ceil(len(pairs) / config.batch_size)
     for step in range(1, recorder.num_steps + 1):
-        position = (step - 1) % per_epoch * config.batch_size
-        chosen = cursor.next(min(config.batch_size, len(pairs) - position))
+        chosen = cursor.next_within_epoch(config.batch_size)
         recorder.step(step, _step(model, [pairs[index] for index in chosen], config, worker, compute))
     result = measure(model, held_out, compute)
     if result.score_std > 0:

@@ -35,11 +35,9 @@ def sft(
         raise DataError("no demonstration is left to train on: check sft.max_length and the data file")
     worker = LocalWorker([policy], config.optim, recorder.num_steps)
     cursor = Cursor(len(examples), seed)
-    per_epoch = math.ceil(len(examples) / config.batch_size)
     last: dict[str, float] = {}
     for step in range(1, recorder.num_steps + 1):
-        position = (step - 1) % per_epoch * config.batch_size
-        chosen = cursor.next(min(config.batch_size, len(examples) - position))
+        chosen = cursor.next_within_epoch(config.batch_size)
         last = _step(policy, [examples[index] for index in chosen], worker, compute)
         recorder.step(step, last)
     return last
