@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--beta", type=float, nargs="*", default=[])
     parser.add_argument("--output", default="runs/seeds")
     parser.add_argument("overrides", nargs="*")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     print(_HEADER, flush=True)
     improved = True
     for overrides in _variants(options):
