@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tether.config import GRPOConfig, PPOConfig, RunConfig, load_config, parse_config, resolved_json
+from tether.config import ActorCriticConfig, CriticFreeConfig, RunConfig, load_config, parse_config, resolved_json
 from tether.errors import ConfigError
 
 BASE = """
@@ -40,8 +40,8 @@ def _problems(text: str, *overrides: str, suffix: str = ".toml") -> str:
 
 def test_sections_become_stages_with_their_kinds():
     config = parse_config(BASE, ".toml")
-    assert isinstance(config.rl["ppo"], PPOConfig)
-    assert isinstance(config.rl["grpo"], GRPOConfig)
+    assert isinstance(config.rl["ppo"], ActorCriticConfig)
+    assert isinstance(config.rl["grpo"], CriticFreeConfig)
     assert config.folder == Path("runs/try")
 
 
@@ -93,7 +93,12 @@ def test_override(override: str, read):
         (["rl.ppo.kl.where=loss"], ["k1", "it would tether nothing"]),
         (["rl.grpo.kl.where=reward"], ["k3_corrected", "only k1 in the reward"]),
         (["rl.ppo.kl.beta=0", "rl.ppo.kl.target=6"], ["a controller that multiplies 0 never moves"]),
-        (["rl.grpo.samples_per_prompt=1"], ["rl.grpo.samples_per_prompt = 1"]),
+        (["rl.grpo.samples_per_prompt=1"], ["rl.grpo: advantage = 'group'", "samples_per_prompt must be 2 or more"]),
+        (["rl.grpo.kind=grop"], ["no such algorithm", "did you mean 'grpo'?"]),
+        (["model=tiny"], ["model = 'tiny'", "expected a section with settings"]),
+        (["name=5"], ["name = 5", "expected text, in quotes"]),
+        (["rl.ppo.eps_low=of"], ["rl.ppo.eps_low = 'of'", "expected a number"]),
+        (["rl.grpo.kind=dapo", "rl.grpo.dynamic_sampling.max_batches=0"], ["dynamic_sampling.max_batches = 0"]),
         (["rl.ppo.minibatches=17"], ["rl.ppo.minibatches = 17", "16 rows"]),
         (["evaluate.prompts.path=prompts.jsonl"], ["evaluate.prompts", "held-out"]),
         (["rl.ppo.aggregation=token_sum_norm"], ["whiten_advantages", "choose one"]),
@@ -113,6 +118,15 @@ def test_all_problems_come_at_once():
     assert "rl.grpo.grpo" not in message
 
 
+def test_kinds_start_from_their_preset_and_every_part_can_be_replaced():
+    text = BASE.replace('kind = "grpo"', 'kind = "dapo"')
+    config = parse_config(text, ".toml", ["rl.grpo.eps_low=0.1", "rl.grpo.overlong_share=off", "rl.grpo.kl.beta=0.3"])
+    dapo = config.rl["grpo"]
+    assert (dapo.eps_low, dapo.eps_high, dapo.aggregation, dapo.overlong_share) == (0.1, 0.28, "token_mean", None)
+    assert (dapo.kl.beta, dapo.kl.where, dapo.kl.estimator) == (0.3, "loss", "k3_corrected")
+    assert parse_config(resolved_json(config), ".json") == config
+
+
 def test_learned_reward_needs_a_model():
     assert "needs a [reward_model] stage" in _problems(
         '[rl.a]\nkind = "ppo"\nprompts.path = "p"\nrewards = [{kind = "learned"}]\n'
@@ -125,7 +139,7 @@ def test_empty_run_is_refused():
 
 def test_missing_and_unknown_kind_are_explained():
     assert "rl.a" in _problems('[rl.a]\nprompts.path = "p"\nrewards = [{kind = "exact"}]\n')
-    assert "ppo" in _problems('[rl.a]\nkind = "dpo"\nprompts.path = "p"\nrewards = [{kind = "exact"}]\n')
+    assert "online_dpo" in _problems('[rl.a]\nkind = "dpo"\nprompts.path = "p"\nrewards = [{kind = "exact"}]\n')
 
 
 @pytest.mark.parametrize(

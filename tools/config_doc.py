@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from tether.config import GRPOConfig, PPOConfig, RunConfig
+from tether.config import ActorCriticConfig, CriticFreeConfig, OnlineDPOConfig, RunConfig
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
@@ -32,7 +32,7 @@ prints every value with where it came from, `tether config schema` the JSON sche
 def sections() -> list[tuple[str, type[BaseModel]]]:
     """Every table a file can hold, as (path, model), parents first; the two kinds of [rl.NAME] apart."""
     found = [("", RunConfig), *_children(RunConfig, "")]
-    for kind, model in (("ppo", PPOConfig), ("grpo", GRPOConfig)):
+    for kind, model in (("ppo", ActorCriticConfig), ("grpo", CriticFreeConfig), ("online_dpo", OnlineDPOConfig)):
         found += [(f"rl.NAME ({kind})", model), *_children(model, f"rl.NAME ({kind})")]
     return found
 

@@ -31,6 +31,7 @@ __all__ = [
     "grpo",
     "load_config",
     "ppo",
+    "rl",
     "update_policy",
 ]
 
@@ -47,6 +48,7 @@ _HOMES = {
     "grpo": "tether.api",
     "load_config": "tether.config",
     "ppo": "tether.api",
+    "rl": "tether.api",
     "update_policy": "tether.api",
 }
 

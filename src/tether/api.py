@@ -19,7 +19,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from tether.backends.compute import Compute, resolve_compute
-from tether.config import ComputeConfig, GRPOConfig, PPOConfig, explain
+from tether.config import ActorCriticConfig, ComputeConfig, explain, rl_kind
 from tether.errors import ConfigError
 from tether.events import EventLog
 from tether.models.policy import Policy
@@ -29,13 +29,15 @@ from tether.records import prompt_from_row
 from tether.rewards.learned import LearnedPart
 from tether.rewards.rubric import RewardPart, Rubric
 from tether.rollout.local import LocalSampler
-from tether.run.learner import OnlineLearner, RolloutRow
+from tether.run.learner import OnlineLearner
 from tether.run.observer import Observer, Quiet
 from tether.run.recorder import Recorder
-from tether.run.rl import OnlineRun, rl
+from tether.run.rl import OnlineRun
+from tether.run.rl import rl as run_rl
+from tether.run.rows import RolloutRow
 from tether.types import Failure, Message, Prompt, Rollout, Score
 
-__all__ = ["PolicyUpdater", "RewardFunction", "grpo", "ppo", "update_policy"]
+__all__ = ["PolicyUpdater", "RewardFunction", "grpo", "ppo", "rl", "update_policy"]
 
 RewardFunction = Callable[[Prompt, str], float | None]
 
@@ -63,44 +65,62 @@ class _FunctionPart:
         return Score(float(value))
 
 
-def ppo(
+def rl(
     policy: Policy,
     prompts: Iterable[str | Sequence[Message] | Prompt],
     reward: RewardFunction | RewardModel | Sequence[RewardPart],
     *,
+    algorithm: str = "grpo",
     seed: int = 0,
     log: str | Path | None = None,
     observer: Observer | None = None,
     **settings: Any,
 ) -> dict[str, float]:
-    """PPO (Schulman et al. 2017) on ``policy``, in place, tethered to its weights at the call.
+    """Train ``policy`` in place with an online algorithm (``tether algorithms`` lists them), tethered to its weights at the call.
 
-    ``settings`` are the fields of :class:`~tether.config.PPOConfig` (``steps``, ``kl={"beta": .05}``, ...) and
-    ``compute={...}``.
+    ``settings`` are the fields of that algorithm's section ``[rl.NAME]`` (``steps``, ``kl={"beta": .05}``, ...) and ``compute={...}``.
     Returns the metrics of the last step; with ``log`` every step is appended to that .jsonl. Raises ConfigError for wrong settings.
     """
-    return _online(PPOConfig, policy, prompts, reward, seed, log, observer, settings)
+    config, compute = _settings(algorithm, dict(settings))
+    asked = [_as_prompt(prompt, index) for index, prompt in enumerate(prompts)]
+    if not asked:
+        raise ValueError("prompts is empty: give at least one")
+    learner = _learner(policy, None, config, compute, seed)
+    sampler = LocalSampler(policy.model, policy.format.eos_ids, policy.format.pad_id, compute.dtype, config.sampling.max_rows)
+    with TemporaryDirectory() as scratch:
+        events = EventLog(log if log is not None else Path(scratch) / "events.jsonl")
+        recorder = Recorder(events, observer or Quiet(), f"rl.{config.kind}", config.steps)
+        try:
+            return run_rl(OnlineRun(learner, sampler, _rubric(reward, compute), asked, seed), recorder)
+        finally:
+            events.close()
+
+
+def ppo(
+    policy: Policy,
+    prompts: Iterable[str | Sequence[Message] | Prompt],
+    reward: RewardFunction | RewardModel | Sequence[RewardPart],
+    **settings: Any,
+) -> dict[str, float]:
+    """PPO (Schulman et al. 2017): :func:`rl` with ``algorithm="ppo"``."""
+    return rl(policy, prompts, reward, algorithm="ppo", **settings)
 
 
 def grpo(
     policy: Policy,
     prompts: Iterable[str | Sequence[Message] | Prompt],
     reward: RewardFunction | RewardModel | Sequence[RewardPart],
-    *,
-    seed: int = 0,
-    log: str | Path | None = None,
-    observer: Observer | None = None,
     **settings: Any,
 ) -> dict[str, float]:
-    """GRPO (DeepSeekMath, 2402.03300) on ``policy``, in place; see :func:`ppo`. ``settings`` are those of GRPOConfig."""
-    return _online(GRPOConfig, policy, prompts, reward, seed, log, observer, settings)
+    """GRPO (DeepSeekMath, 2402.03300): :func:`rl` with ``algorithm="grpo"``."""
+    return rl(policy, prompts, reward, algorithm="grpo", **settings)
 
 
 @dataclass
 class PolicyUpdater:
     """The update alone, for loops of your own: keeps optimiser, reference and beta between calls of :meth:`update`.
 
-    ``algorithm``: "ppo" or "grpo"; ``settings`` as in :func:`ppo`. Without ``reference`` the policy's present weights are copied.
+    ``algorithm``: any online one; ``settings`` as in :func:`rl`. Without ``reference`` the policy's present weights are copied.
     """
 
     policy: Policy
@@ -110,10 +130,7 @@ class PolicyUpdater:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        kinds = {"ppo": PPOConfig, "grpo": GRPOConfig}
-        if self.algorithm not in kinds:
-            raise ConfigError(f"algorithm = {self.algorithm!r}: expected 'ppo' or 'grpo'")
-        config, compute = _settings(kinds[self.algorithm], dict(self.settings))
+        config, compute = _settings(self.algorithm, dict(self.settings))
         self._learner = _learner(self.policy, self.reference, config, compute, self.seed)
 
     def update(
@@ -143,8 +160,10 @@ class PolicyUpdater:
             if value is not None and len(value) != count:
                 raise ValueError(f"{name} has {len(value)} rows, scores has {count}: one row per answer")
         names = list(groups) if groups is not None else [repr(tuple(ids)) for ids in query_ids]
-        if self.algorithm == "grpo" and len(set(names)) == count:
-            raise ValueError("GRPO compares answers to one prompt, and no group has two rows: give several answers a prompt, or use ppo")
+        if self._learner.config.samples_per_prompt > 1 and len(set(names)) == count:
+            raise ValueError(
+                f"{self.algorithm} compares answers to one prompt, and no group has two rows: give several answers a prompt, or use ppo"
+            )
         self._check_ids("query_ids", query_ids)
         self._check_ids("response_ids", response_ids)
         ends = set(self.policy.format.eos_ids)
@@ -183,49 +202,25 @@ def update_policy(
     algorithm: str = "ppo",
     **settings: Any,
 ) -> dict[str, float]:
-    """One PPO or GRPO update and its statistics, with a fresh optimiser. For repeated updates keep a :class:`PolicyUpdater`."""
+    """One update and its statistics, with a fresh optimiser. For repeated updates keep a :class:`PolicyUpdater`."""
     return PolicyUpdater(policy, algorithm, reference, settings).update(query_ids, response_ids, scores)
 
 
 # ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _online(
-    kind: type[PPOConfig] | type[GRPOConfig],
-    policy: Policy,
-    prompts: Iterable[Any],
-    reward: Any,
-    seed: int,
-    log: str | Path | None,
-    observer: Observer | None,
-    settings: Mapping[str, Any],
-) -> dict[str, float]:
-    config, compute = _settings(kind, dict(settings))
-    asked = [_as_prompt(prompt, index) for index, prompt in enumerate(prompts)]
-    if not asked:
-        raise ValueError("prompts is empty: give at least one")
-    learner = _learner(policy, None, config, compute, seed)
-    sampler = LocalSampler(policy.model, policy.format.eos_ids, policy.format.pad_id, compute.dtype, config.sampling.max_rows)
-    with TemporaryDirectory() as scratch:
-        events = EventLog(log if log is not None else Path(scratch) / "events.jsonl")
-        recorder = Recorder(events, observer or Quiet(), f"rl.{config.kind}", config.steps)
-        try:
-            return rl(OnlineRun(learner, sampler, _rubric(reward, compute), asked, seed), recorder)
-        finally:
-            events.close()
-
-
-def _settings(kind: type[PPOConfig] | type[GRPOConfig], settings: dict[str, Any]) -> tuple[PPOConfig | GRPOConfig, Compute]:
+def _settings(algorithm: str, settings: dict[str, Any]) -> tuple[Any, Compute]:
+    kind = rl_kind(algorithm)
     try:
         compute = resolve_compute(ComputeConfig.model_validate(settings.pop("compute", {})))
-        fixed = {"prompts": {"path": "(given in Python)"}, "rewards": [{"kind": "format"}]}
+        fixed = {"kind": algorithm, "prompts": {"path": "(given in Python)"}, "rewards": [{"kind": "format"}]}
         return kind.model_validate({**fixed, **settings}), compute
     except ValidationError as error:
-        raise ConfigError(explain(error, kind), f"the settings of {kind.__name__}") from None
+        raise ConfigError(explain(error, kind), f"the settings of {algorithm}") from None
 
 
-def _learner(policy: Policy, reference: Reference | None, config: PPOConfig | GRPOConfig, compute: Compute, seed: int) -> OnlineLearner:
-    if isinstance(config, PPOConfig):
+def _learner(policy: Policy, reference: Reference | None, config: Any, compute: Compute, seed: int) -> OnlineLearner:
+    if isinstance(config, ActorCriticConfig):
         if config.critic != "shared":
             raise ConfigError(
                 f"critic = {config.critic!r}: the Python functions train a shared value head; use `tether run` for others"

@@ -158,11 +158,11 @@ def _band(healthy: tuple[float | None, float | None] | None) -> str:
 
 
 def _resolved_text(path: Path, overrides: Sequence[str]) -> str:
-    from tether.config import _parse_text, load_config
+    from tether.config import parse_text, load_config
     from tether.dryrun import Origin, render
 
     config = load_config(path, overrides)
-    file = _parse_text(path.read_text(encoding="utf-8"), path.suffix, str(path))
+    file = parse_text(path.read_text(encoding="utf-8"), path.suffix, str(path))
     return render(config, Origin(file, overrides))
 
 

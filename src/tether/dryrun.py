@@ -13,7 +13,19 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tether.config import DataSource, EvaluateConfig, RewardModelConfig, RunConfig, SFTConfig
+from tether.config import (
+    OFF,
+    DataSource,
+    EvaluateConfig,
+    OnlineDPOConfig,
+    PolicyGradientConfig,
+    RewardModelConfig,
+    RolloutConfig,
+    RunConfig,
+    Section,
+    SFTConfig,
+    is_switchable,
+)
 from tether.errors import TetherError
 
 __all__ = ["NOT_READY", "Origin", "parameter_count", "plan_lines", "render"]
@@ -66,7 +78,7 @@ def _table(
         if _is_table(value) or _is_table_list(value):
             nested.append((name, value))
         else:
-            yield _line(name, value, origin.of((*path, name)))
+            yield _line(name, _with_off(section, name, value), _origin(section, name, origin.of((*path, name))))
     for name, value in nested:
         inner = (*header, name)
         tables = value if _is_table_list(value) else (value,)
@@ -78,6 +90,17 @@ def _table(
                 yield ""
                 yield f"[[{title}]]" if _is_table_list(value) else f"[{title}]"
                 yield from lines
+
+
+def _with_off(section: Any, name: str, value: Any) -> Any:
+    return OFF if value is None and isinstance(section, Section) and is_switchable(type(section), name) else value
+
+
+def _origin(section: Any, name: str, found: str) -> str:
+    """A default that the kind of the section chose is named after it."""
+    kind = section.__dict__.get("kind") if isinstance(section, Section) else None
+    chosen = found == "default" and kind is not None and name in type(section).preset_of({"kind": kind})
+    return f"default of {kind}" if chosen else found
 
 
 def _is_table(value: Any) -> bool:
@@ -121,13 +144,18 @@ def plan_lines(config: RunConfig) -> list[str]:
             f"rl.{name} ({rl.kind}): {_rows_text(rl.prompts, 'prompts')}, {rl.steps:,} steps x "
             f"{rl.prompts_per_step * rl.samples_per_prompt:,} answers = {rollouts:,} answers, "
             f"at most {rl.steps * rl.epochs * rl.minibatches:,} optimiser steps, "
-            f"at most {rollouts * rl.sampling.max_new_tokens:,} tokens generated; "
-            f"tether in the {rl.kl.where}, beta {rl.kl.beta:g}"
+            f"at most {rollouts * rl.sampling.max_new_tokens:,} tokens generated; {_tether_text(rl)}"
         )
     if config.evaluate:
         lines.append(_plan_evaluate(config.evaluate, 1 + len(config.rl)))
     lines.append(f"folder {config.folder}: events.jsonl, one model per stage, evaluation.json, report.html")
     return lines
+
+
+def _tether_text(rl: RolloutConfig) -> str:
+    if isinstance(rl, PolicyGradientConfig):
+        return f"tether in the {rl.kl.where}, beta {rl.kl.beta:g}" if rl.kl.beta else "no tether (kl.beta = 0)"
+    return f"tether in the preference loss, beta {rl.beta:g}" if isinstance(rl, OnlineDPOConfig) else ""
 
 
 def _plan_sft(sft: SFTConfig) -> str:

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "src" / "tether"
 
 PUBLIC = [
     "Comparison", "Completion", "Demonstration", "Message", "Policy", "Prompt", "RewardModel", "RunConfig",
-    "Sampling", "__version__", "grpo", "load_config", "ppo", "update_policy",
+    "Sampling", "__version__", "grpo", "load_config", "ppo", "rl", "update_policy",
 ]  # fmt: skip
 
 OPTIONS = {

@@ -45,7 +45,7 @@ def test_a_reward_that_is_not_a_number_is_a_failure_and_messages_may_be_plain_di
 def test_unknown_settings_are_named(policy):
     with pytest.raises(ConfigError, match="stepss: unknown setting; did you mean 'steps'"):
         tether.ppo(policy, ["one"], lambda prompt, answer: 0.0, stepss=3)
-    with pytest.raises(ConfigError, match="expected 'ppo' or 'grpo'"):
+    with pytest.raises(ConfigError, match="no such algorithm; known: ppo"):
         PolicyUpdater(policy, "a2c")
 
 

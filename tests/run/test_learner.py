@@ -9,13 +9,14 @@ import torch
 
 from tether.algorithms.policy_gradient import policy_loss, step_counts
 from tether.backends.compute import Compute
-from tether.config import GRPOConfig, PPOConfig
+from tether.config import ActorCriticConfig, CriticFreeConfig
 from tether.data.batches import pad_examples
 from tether.errors import NumericsError, RatioError
 from tether.models.policy import Policy
 from tether.models.reference import Reference
 from tether.models.tiny import make_tiny
-from tether.run.learner import OnlineLearner, RolloutRow
+from tether.run.learner import OnlineLearner
+from tether.run.rows import RolloutRow
 from tether.text.chat import sampled_example
 
 FLOAT32 = Compute(torch.device("cpu"), torch.float32, 4096)
@@ -44,7 +45,7 @@ def make_rows(num_prompts=3, samples=4, seed=0):
     return rows
 
 
-def learner(policy, kind=GRPOConfig, compute=FLOAT32, reference=None, **settings):
+def learner(policy, kind=CriticFreeConfig, compute=FLOAT32, reference=None, **settings):
     config = kind.model_validate({**DATA, "steps": 4, "optim": {"learning_rate": 1e-3}, **settings})
     return OnlineLearner(policy, reference or Reference.frozen_copy(policy), config, compute)
 
@@ -53,7 +54,7 @@ def weights(policy):
     return torch.cat([p.detach().flatten().clone() for p in policy.parameters()])
 
 
-@pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])
+@pytest.mark.parametrize("kind", [ActorCriticConfig, CriticFreeConfig])
 def test_before_the_first_update_ratios_are_one_and_the_kl_is_zero(policy, kind):
     metrics = learner(policy, kind).learn(make_rows())
     assert metrics["first_ratio_error"] <= 1e-6
@@ -67,7 +68,7 @@ def test_case_B5_dropout_in_the_checkpoint_does_not_move_the_ratio(tiny_folder):
     policy = Policy.load(tiny_folder, value_head="shared")
     policy.model.config.attention_dropout = 0.1
     policy.train()
-    metrics = learner(policy, PPOConfig, epochs=2, optim={"learning_rate": 1e-12}).learn(make_rows())
+    metrics = learner(policy, ActorCriticConfig, epochs=2, optim={"learning_rate": 1e-12}).learn(make_rows())
     assert metrics["ratio_max"] == pytest.approx(1, abs=1e-6)
     assert metrics["clip_any_share"] == 0
 
@@ -87,7 +88,7 @@ def test_a_policy_that_moves_between_the_passes_is_refused(policy, monkeypatch):
     assert torch.equal(before, weights(policy))
 
 
-@pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])
+@pytest.mark.parametrize("kind", [ActorCriticConfig, CriticFreeConfig])
 @pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"])
 def test_case_D7_the_token_budget_changes_nothing(tiny_folder, kind, aggregation):
     after = []
@@ -132,7 +133,7 @@ def test_case_C2_with_zero_advantages_a_step_brings_the_policy_nearer_to_the_ref
     ("where", "estimator", "has_term"), [("reward", "k1", False), ("loss", "k2", True), ("loss", "k3_corrected", True)]
 )
 def test_case_C4_the_kl_acts_in_one_place(where, estimator, has_term):
-    config = GRPOConfig.model_validate({**DATA, "kl": {"where": where, "estimator": estimator, "beta": 0.1}})
+    config = CriticFreeConfig.model_validate({**DATA, "kl": {"where": where, "estimator": estimator, "beta": 0.1}})
     logprobs = torch.full((1, 3), -1.0)
     ref = logprobs - 0.1
     mask = torch.ones(1, 3, dtype=torch.bool)
@@ -146,7 +147,7 @@ def test_case_C4_the_kl_acts_in_one_place(where, estimator, has_term):
 def test_a_cut_answer_is_bootstrapped_with_the_value_of_the_state_it_was_cut_in(policy):
     with torch.no_grad():
         policy.value_head.weight.normal_(generator=torch.Generator().manual_seed(0))
-    made = learner(policy, PPOConfig)
+    made = learner(policy, ActorCriticConfig)
     policy.requires_grad_(False)
     rows = make_rows(1, 2)
     texts = pad_examples([sampled_example(r.query_ids, r.response_ids) for r in rows], policy.format.pad_id)
@@ -160,7 +161,7 @@ def test_a_cut_answer_is_bootstrapped_with_the_value_of_the_state_it_was_cut_in(
 
 
 def test_target_kl_stops_before_the_offending_step(policy):
-    made = learner(policy, PPOConfig, epochs=8, target_kl=1e-4, optim={"learning_rate": 5e-3})
+    made = learner(policy, ActorCriticConfig, epochs=8, target_kl=1e-4, optim={"learning_rate": 5e-3})
     metrics = made.learn(make_rows())
     assert metrics["stopped_early"] == 1
     assert 1 <= metrics["optimiser_steps"] < 8
@@ -187,18 +188,18 @@ def test_unscorable_and_empty_rows_are_named(policy):
 
 
 def test_the_adaptive_controller_pulls_beta_towards_the_target(policy):
-    made = learner(policy, PPOConfig, kl={"beta": 0.1, "target": 5.0, "horizon": 100})
+    made = learner(policy, ActorCriticConfig, kl={"beta": 0.1, "target": 5.0, "horizon": 100})
     made.learn(make_rows())
     assert made.controller.beta == pytest.approx(0.1 * (1 - 0.2 * 12 / 100))
 
 
-@pytest.mark.parametrize("kind", [PPOConfig, GRPOConfig])
+@pytest.mark.parametrize("kind", [ActorCriticConfig, CriticFreeConfig])
 def test_learning_raises_the_rewarded_token_and_a_stronger_tether_holds_it_nearer(tiny_folder, kind):
     """Token 7 is rewarded whatever the prompt: its probability rises, less so the larger beta is."""
     finals = {}
     for beta in (0.0, 0.5, 5.0):
         policy = Policy.load(tiny_folder, value_head="shared")
-        where = {"where": "reward", "estimator": "k1"} if kind is PPOConfig else {"where": "loss", "estimator": "k2"}
+        where = {"where": "reward", "estimator": "k1"} if kind is ActorCriticConfig else {"where": "loss", "estimator": "k2"}
         made = learner(policy, kind, kl={"beta": beta, **where}, steps=12, optim={"learning_rate": 1e-3})
         generator = torch.Generator().manual_seed(0)
         for _ in range(12):

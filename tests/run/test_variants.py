@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tether.algorithms.policy_gradient import Experience
+from tether.algorithms.experience import Experience
 from tether.config import RunConfig
 from tether.events import read_events
 from tether.records import write_jsonl

@@ -1,59 +1,31 @@
-"""PPO and GRPO as one policy-gradient function: advantage estimator x clipped surrogate x place of the KL x normaliser.
+"""Every online algorithm but DPO as one policy-gradient loss: surrogate x place of the KL x normaliser x sampler correction.
 
-Two pure calls. ``annotate`` turns the scores of one round into advantages (and returns); ``policy_loss`` turns the log-probabilities of
-a microbatch into SUMS, which the caller divides by the counts of the whole optimiser step. Axes: B sequences, T tokens.
+The second pure call of an algorithm: ``policy_loss`` turns the log-probabilities of a microbatch into SUMS, which the caller divides by
+the counts of the whole optimiser step. Axes: B sequences, T tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import torch
 from torch import Tensor
 
-from tether.config import GRPOConfig, KLConfig, PPOConfig
-from tether.maths.advantages import StdKind, dead_groups, grpo_advantages
+from tether.config import ActorCriticConfig, CriticFreeConfig, KLConfig, SamplerCorrectionConfig
+from tether.maths.importance import ImportanceMode, is_weights, off_policy_sequence_mask
 from tether.maths.kl import KLEstimator, kl_tokens
-from tether.maths.masked import Aggregation, aggregate_count, aggregate_sum, masked_sum, whiten
-from tether.maths.policy_loss import PolicyStats, grpo_loss, grpo_loss_ratio_corrected, policy_stats, ppo_surrogate
-from tether.maths.returns import broadcast_to_tokens, gae, shaped_rewards
+from tether.maths.logprobs import last_live_index
+from tether.maths.masked import Aggregation, aggregate_count, aggregate_sum, masked_sum, select
+from tether.maths.policy_loss import PolicyStats, cispo, policy_stats, ppo_surrogate, ratio_corrected_kl
+from tether.maths.returns import broadcast_to_tokens
+from tether.maths.sequence_loss import gmpo, gspo, gspo_token
 from tether.maths.value_loss import value_loss
 
-__all__ = ["Annotated", "Experience", "LossSum", "StepCounts", "annotate", "policy_loss", "step_counts"]
+__all__ = ["CorrectionSums", "LossSum", "OnlineConfig", "StepCounts", "corrects_sampler", "policy_loss", "step_counts"]
 
-OnlineConfig = PPOConfig | GRPOConfig
-
-
-@dataclass(frozen=True)
-class Experience:
-    """One round of rollouts as the trainer sees it, before advantages. Log-probabilities in nats at the sampling temperature.
-
-    ``terminated_B``: the answer ended by itself; otherwise it was cut by the token budget, and ``bootstrap_values_B`` (PPO)
-    is the value of the state it was cut in. ``group_ids_B``: rows of one prompt share an id, in any order.
-    """
-
-    mask_BT: Tensor
-    scores_B: Tensor
-    group_ids_B: Tensor
-    terminated_B: Tensor
-    old_logprobs_BT: Tensor
-    ref_logprobs_BT: Tensor
-    old_values_BT: Tensor | None = None
-    bootstrap_values_B: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Annotated:
-    """Advantages per token and, for PPO, the targets of the value function; all detached, 0 at pads.
-
-    ``dead_groups`` of ``num_groups`` had no spread in their rewards.
-    """
-
-    advantages_BT: Tensor
-    returns_BT: Tensor | None
-    dead_groups: int
-    num_groups: int
+OnlineConfig = ActorCriticConfig | CriticFreeConfig
 
 
 @dataclass(frozen=True)
@@ -62,6 +34,15 @@ class StepCounts:
 
     policy: float
     tokens: float
+
+
+@dataclass(frozen=True)
+class CorrectionSums:
+    """Importance weights against the sampler, summed over live tokens: of the weights, of their squares, and of tokens at 0."""
+
+    weights: float
+    squares: float
+    zeros: float
 
 
 @dataclass(frozen=True)
@@ -75,51 +56,17 @@ class LossSum:
     kl: float
     value_clipped: float
     stats: PolicyStats
+    correction: CorrectionSums | None = None
 
     def total(self, config: OnlineConfig, counts: StepCounts) -> Tensor:
         """What is minimised: policy/N + value_coef value/N_tokens - entropy_coef H/N_tokens."""
         loss = self.policy / counts.policy - config.entropy_coef * self.entropy / counts.tokens
-        return loss + config.value_coef * self.value / counts.tokens if isinstance(config, PPOConfig) else loss
+        return loss + config.value_coef * self.value / counts.tokens if isinstance(config, ActorCriticConfig) else loss
 
-
-def annotate(experience: Experience, config: OnlineConfig, beta: float) -> Annotated:
-    """Advantages of one round.
-
-    PPO: token rewards are -beta k1 (where the KL acts in the reward) plus the score on the last live token; GAE over them, then
-    whitening over the live tokens. GRPO: group-standardised scores, spread over the tokens; where the KL acts in the reward, the
-    summed k1 is taken from the score first.
-    """
-    dead, groups = dead_groups(experience.scores_B, experience.group_ids_B)
-    match config:
-        case PPOConfig():
-            advantages_BT, returns_BT = _gae(experience, config, beta)
-        case GRPOConfig():
-            advantages_BT, returns_BT = _group_relative(experience, config, beta), None
-        case _:
-            assert_never(config)
-    return Annotated(advantages_BT, returns_BT, dead, groups)
-
-
-def _gae(experience: Experience, config: PPOConfig, beta: float) -> tuple[Tensor, Tensor]:
-    if experience.old_values_BT is None:
-        raise ValueError("PPO needs old_values_BT: run the value function over the rollouts first")
-    mask_BT = experience.mask_BT
-    reward_beta = beta if config.kl.where == "reward" else 0.0
-    rewards_BT = shaped_rewards(experience.scores_B, experience.old_logprobs_BT, experience.ref_logprobs_BT, mask_BT, reward_beta)
-    result = gae(
-        rewards_BT, experience.old_values_BT, mask_BT, config.gamma, config.lam, experience.terminated_B, experience.bootstrap_values_B
-    )
-    advantages_BT = whiten(result.advantages_BT, mask_BT) if config.whiten_advantages else result.advantages_BT
-    return advantages_BT.detach(), result.returns_BT
-
-
-def _group_relative(experience: Experience, config: GRPOConfig, beta: float) -> Tensor:
-    rewards_B = experience.scores_B
-    if config.kl.where == "reward":
-        kl_BT = kl_tokens(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT, KLEstimator.K1)
-        rewards_B = rewards_B - beta * kl_BT.sum(-1)
-    advantages_B = grpo_advantages(rewards_B, experience.group_ids_B, StdKind(config.std), config.std_eps)
-    return broadcast_to_tokens(advantages_B, experience.mask_BT).detach()
+    def value_term(self, counts: StepCounts, config: OnlineConfig) -> Tensor:
+        """The value part of ``total`` alone, for rounds that only train the value function."""
+        assert isinstance(config, ActorCriticConfig)
+        return config.value_coef * self.value / counts.tokens
 
 
 def step_counts(mask_BT: Tensor, config: OnlineConfig) -> StepCounts:
@@ -136,44 +83,126 @@ def policy_loss(
     config: OnlineConfig,
     beta: float,
     *,
+    sampler_logprobs_BT: Tensor | None = None,
     entropy_BT: Tensor | None = None,
     values_BT: Tensor | None = None,
     old_values_BT: Tensor | None = None,
     returns_BT: Tensor | None = None,
 ) -> LossSum:
-    """The sums of one microbatch: clipped surrogate (PPO eq. 7) plus, where asked, beta x KL, value loss and entropy."""
-    losses_BT, kl_BT = _surrogate(logprobs_BT, old_logprobs_BT, ref_logprobs_BT, advantages_BT, mask_BT, config, beta)
-    aggregation = Aggregation(config.aggregation)
-    norm_len = config.sampling.max_new_tokens
-    value = entropy = losses_BT.new_zeros(())
-    clipped = 0.0
-    if values_BT is not None and old_values_BT is not None and returns_BT is not None and isinstance(config, PPOConfig):
-        parts = value_loss(values_BT, old_values_BT, returns_BT, mask_BT, config.value_clip)
-        value, clipped = masked_sum(parts.losses_BT, mask_BT), float(parts.clipped_BT.sum())
-    if entropy_BT is not None:
-        entropy = masked_sum(entropy_BT, mask_BT)
-    stats = policy_stats(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT, config.eps_low, config.eps_high)
-    kl = 0.0 if kl_BT is None else float(aggregate_sum(kl_BT, mask_BT, aggregation, norm_len))
-    return LossSum(aggregate_sum(losses_BT, mask_BT, aggregation, norm_len), value, entropy, kl, clipped, stats)
+    """The sums of one microbatch: w_t surrogate_t + (where the KL acts in the loss) beta kl_t, the value loss, the entropy.
+
+    w_t are the importance weights of ``config.sampler_correction`` (1 where it is off).
+    """
+    losses_BT = _surrogate(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT, config)
+    correction = None
+    if corrects_sampler(config.sampler_correction):
+        if sampler_logprobs_BT is None:
+            raise ValueError("sampler_correction needs sampler_logprobs_BT: the log-probabilities that the sampler reported")
+        weights_BT = _sampler_weights(logprobs_BT, old_logprobs_BT, sampler_logprobs_BT, advantages_BT, mask_BT, config.sampler_correction)
+        losses_BT = losses_BT * weights_BT
+        correction = _correction_sums(weights_BT, mask_BT)
+    kl_BT = _kl_term(logprobs_BT, old_logprobs_BT, ref_logprobs_BT, mask_BT, config.kl, beta)
+    if kl_BT is not None:
+        losses_BT = losses_BT + beta * kl_BT
+    value, clipped = _value_sums(values_BT, old_values_BT, returns_BT, mask_BT, config)
+
+    def aggregated(x_BT: Tensor) -> Tensor:
+        return aggregate_sum(x_BT, mask_BT, Aggregation(config.aggregation), config.sampling.max_new_tokens)
+
+    return LossSum(
+        aggregated(losses_BT),
+        losses_BT.new_zeros(()) if value is None else value,
+        losses_BT.new_zeros(()) if entropy_BT is None else masked_sum(entropy_BT, mask_BT),
+        0.0 if kl_BT is None else float(aggregated(kl_BT.detach())),
+        clipped,
+        _stats(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT, config),
+        correction,
+    )
 
 
-def _surrogate(
-    logprobs_BT: Tensor, old_BT: Tensor, ref_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, config: OnlineConfig, beta: float
-) -> tuple[Tensor, Tensor | None]:
-    """Token losses, and the KL term without beta where the KL acts in the loss."""
-    if config.kl.where == "reward" or beta == 0:
-        return ppo_surrogate(logprobs_BT, old_BT, advantages_BT, mask_BT, config.eps_low, config.eps_high).losses_BT, None
-    with_ratio = config.kl.estimator == "k3_corrected"
-    loss = grpo_loss_ratio_corrected if with_ratio else grpo_loss
-    tethered = loss(logprobs_BT, old_BT, ref_BT, advantages_BT, mask_BT, config.eps_low, config.eps_high, beta, _estimator(config.kl))
-    return tethered.losses_BT, tethered.kl_BT
+def _surrogate(logprobs_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, config: OnlineConfig) -> Tensor:
+    """Per-token losses of the surrogate that the configuration names."""
+    low, high = _bounds(config)
+    common = (logprobs_BT, old_BT)
+    match config.surrogate:
+        case "ppo_clip":
+            return ppo_surrogate(*common, advantages_BT, mask_BT, low, high, config.dual_clip).losses_BT
+        case "cispo":
+            return cispo(*common, advantages_BT, mask_BT, high, config.eps_low).losses_BT
+        case "gspo_token":
+            return gspo_token(*common, advantages_BT, mask_BT, low, high).losses_BT
+        case "gspo":
+            return gspo(*common, _per_row(advantages_BT, mask_BT), mask_BT, low, high).losses_BT
+        case "gmpo":
+            return gmpo(*common, _per_row(advantages_BT, mask_BT), mask_BT, low, high).losses_BT
+        case _:
+            assert_never(config.surrogate)
 
 
-def _estimator(kl: KLConfig) -> KLEstimator:
-    return KLEstimator(kl.estimator.removesuffix("_corrected"))
+def _bounds(config: OnlineConfig) -> tuple[float, float]:
+    """Clip widths; one that is off never binds."""
+    return (math.inf if config.eps_low is None else config.eps_low, math.inf if config.eps_high is None else config.eps_high)
 
 
-def as_groups(ids: list[str]) -> Tensor:
-    """Integer group ids of prompt ids, in order of first appearance. Example: ["b", "a", "b"] -> [0, 1, 0]."""
-    numbers: dict[str, int] = {}
-    return torch.tensor([numbers.setdefault(name, len(numbers)) for name in ids])
+def _per_row(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The one advantage of each row, which its live tokens share."""
+    last_B1 = last_live_index(mask_BT).clamp(min=0)[:, None]
+    return select(advantages_BT, mask_BT).gather(-1, last_B1)[:, 0]
+
+
+def corrects_sampler(config: SamplerCorrectionConfig) -> bool:
+    """True when the loss needs the log-probabilities that the sampler reported."""
+    return config.mode != "off" or config.sequence_mask_delta is not None
+
+
+def _sampler_weights(
+    logprobs_BT: Tensor, old_BT: Tensor, sampler_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, config: SamplerCorrectionConfig
+) -> Tensor:
+    weights_BT = mask_BT.to(old_BT.dtype)
+    if config.mode != "off":
+        weights_BT = is_weights(old_BT, sampler_BT, mask_BT, ImportanceMode(config.mode), config.low, config.high)
+    if config.sequence_mask_delta is not None:
+        per_row_B = _per_row(advantages_BT, mask_BT)
+        kept_B = off_policy_sequence_mask(logprobs_BT, sampler_BT, per_row_B, mask_BT, config.sequence_mask_delta).keep_B
+        weights_BT = torch.where(kept_B[:, None], weights_BT, 0.0)
+    return weights_BT
+
+
+def _correction_sums(weights_BT: Tensor, mask_BT: Tensor) -> CorrectionSums:
+    live_N = weights_BT[mask_BT].double()
+    return CorrectionSums(float(live_N.sum()), float(live_N.square().sum()), float((live_N == 0).sum()))
+
+
+def _kl_term(logprobs_BT: Tensor, old_BT: Tensor, ref_BT: Tensor, mask_BT: Tensor, kl: KLConfig, beta: float) -> Tensor | None:
+    """KL(policy || reference) per token, attached, where it acts in the loss."""
+    if kl.where == "reward" or beta == 0:
+        return None
+    if kl.estimator == "k3_corrected":
+        return ratio_corrected_kl(logprobs_BT, old_BT, ref_BT, mask_BT, KLEstimator.K3)
+    return kl_tokens(logprobs_BT, ref_BT, mask_BT, KLEstimator(kl.estimator))
+
+
+def _value_sums(
+    values_BT: Tensor | None, old_BT: Tensor | None, returns_BT: Tensor | None, mask_BT: Tensor, config: OnlineConfig
+) -> tuple[Tensor | None, float]:
+    if values_BT is None or old_BT is None or returns_BT is None or not isinstance(config, ActorCriticConfig):
+        return None, 0.0
+    parts = value_loss(values_BT, old_BT, returns_BT, mask_BT, config.value_clip)
+    return masked_sum(parts.losses_BT, mask_BT), float(parts.clipped_BT.sum())
+
+
+def _stats(logprobs_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, config: OnlineConfig) -> PolicyStats:
+    """Monitoring sums with the clip shares of the ratio that the surrogate clips: of the token, or of the answer (GSPO)."""
+    low, high = _bounds(config)
+    if config.surrogate == "gmpo":  # its widths are those of the log-ratio
+        low, high = -math.expm1(-low), math.expm1(high)
+    elif config.surrogate == "cispo" and config.eps_low is None:
+        low = math.inf
+    token = policy_stats(logprobs_BT, old_BT, advantages_BT, mask_BT, low, high, config.dual_clip)
+    if config.surrogate not in {"gspo", "gspo_token"}:
+        return token
+    gap_BT = select(logprobs_BT.detach(), mask_BT) - select(old_BT, mask_BT)
+    mean_BT = broadcast_to_tokens(gap_BT.sum(-1) / mask_BT.sum(-1).clamp(min=1), mask_BT)
+    whole = policy_stats(mean_BT, torch.zeros_like(mean_BT), advantages_BT, mask_BT, low, high)
+    clips = ("clip_any", "clip_low", "clip_high", "clip_beneficial", "ratio_sum", "ratio_sq_sum", "ratio_min", "ratio_max")
+    return replace(token, **{name: getattr(whole, name) for name in clips})

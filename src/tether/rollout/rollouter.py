@@ -27,15 +27,17 @@ def collect(
     num_samples: int,
     run_seed: int,
     step: int,
+    batch: int = 0,
 ) -> list[tuple[Rollout, ...]]:
     """``num_samples`` rollouts of each prompt, in the order of prompts and sample indices, whatever the
     order of arrival.
 
     Token ids are the sampler's own (never decoded and encoded again, case J3). A prompt that occurs twice
-    (an epoch border) gets answers of its own each time. Raises SamplerError where the sampler broke its
+    (an epoch border) gets answers of its own each time; ``batch`` numbers further batches of one step, whose
+    prompts may come again. Raises SamplerError where the sampler broke its
     contract.
     """
-    requests = _requests(prompts, format, num_samples, run_seed, step)
+    requests = _requests(prompts, format, num_samples, run_seed, step, batch)
     found: dict[tuple[str, int], Completion] = {}
     wanted = {(request.prompt_id, index) for request in requests for index in range(num_samples)}
     for completion in sampler.generate(requests, sampling):
@@ -58,7 +60,7 @@ def collect(
 
 
 def _requests(
-    prompts: Sequence[Prompt], format: ChatFormat, num_samples: int, run_seed: int, step: int
+    prompts: Sequence[Prompt], format: ChatFormat, num_samples: int, run_seed: int, step: int, batch: int
 ) -> list[Request]:
     seen: Counter[str] = Counter()
     requests = []
@@ -66,7 +68,7 @@ def _requests(
         seen[prompt.prompt_id] += 1
         times = seen[prompt.prompt_id]
         name = prompt.prompt_id if times == 1 else f"{prompt.prompt_id}\x1f{times}"
-        key = request_key(run_seed, step, name)
+        key = request_key(run_seed, step, name if batch == 0 else f"{name}\x1e{batch}")
         requests.append(Request(name, tuple(format.prompt_ids(prompt.text)), num_samples, key))
     return requests
 

@@ -7,8 +7,9 @@ import math
 
 import torch
 
-from tether.algorithms.policy_gradient import Annotated, Experience, LossSum, OnlineConfig, StepCounts
-from tether.config import PPOConfig
+from tether.algorithms.experience import Annotated, Experience
+from tether.algorithms.policy_gradient import LossSum, OnlineConfig, StepCounts
+from tether.config import ActorCriticConfig
 from tether.data.batches import PolicyBatch
 from tether.maths.kl import KLEstimator, kl_tokens, kl_units
 from tether.maths.masked import masked_mean
@@ -68,11 +69,17 @@ def warn_of_negative_kl(experience: Experience) -> bool:
 def describe_step(metrics: MetricSums, losses: list[LossSum], stats: PolicyStats, counts: StepCounts, config: OnlineConfig) -> None:
     """The numbers of one optimiser step: sums over its microbatches, divided once."""
     metrics.add("policy_loss", sum(float(loss.policy.detach()) for loss in losses) / counts.policy)
-    if isinstance(config, PPOConfig):
+    if isinstance(config, ActorCriticConfig):
         metrics.add("value_loss", sum(float(loss.value.detach()) for loss in losses), counts.tokens)
         metrics.add("value_clip_share", sum(loss.value_clipped for loss in losses), counts.tokens)
     if config.kl.where == "loss":
         metrics.add("kl_loss", sum(loss.kl for loss in losses) / counts.policy)
+    corrections = [loss.correction for loss in losses if loss.correction is not None]
+    if corrections:
+        total, squares = sum(c.weights for c in corrections), sum(c.squares for c in corrections)
+        metrics.add("sampler_weight_mean", total, counts.tokens)
+        metrics.add("sampler_zero_share", sum(c.zeros for c in corrections), counts.tokens)
+        metrics.add("sampler_ess", total**2 / (counts.tokens * squares) if squares else 0.0)
     n = stats.count
     metrics.add("update_kl_k1", stats.approx_kl_k1, n)
     metrics.add("update_kl_k2", stats.approx_kl_k2, n)

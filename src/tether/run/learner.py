@@ -6,7 +6,6 @@ scores that came from anywhere. Axes: B sequences, T tokens.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,23 +13,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tether.algorithms.advantages import annotate
+from tether.algorithms.experience import Experience, as_groups
 from tether.algorithms.kl_control import KLController
-from tether.algorithms.policy_gradient import (
-    Annotated,
-    Experience,
-    LossSum,
-    OnlineConfig,
-    annotate,
-    as_groups,
-    policy_loss,
-    step_counts,
-)
+from tether.algorithms.policy_gradient import LossSum, OnlineConfig, corrects_sampler, policy_loss, step_counts
 from tether.backends.compute import Compute
 from tether.backends.local import LocalWorker
-from tether.config import PPOConfig
+from tether.config import ActorCriticConfig
 from tether.data.batches import PolicyBatch, TextBatch, pad_examples
 from tether.data.packing import microbatches, minibatches
-from tether.errors import NumericsError, RatioError
+from tether.errors import RatioError
 from tether.maths.kl import exceeds_target_kl, kl_units
 from tether.maths.masked import masked_sum
 from tether.maths.policy_loss import PolicyStats
@@ -39,25 +31,14 @@ from tether.models.policy import Policy, ResponseOutput
 from tether.models.reference import Reference
 from tether.models.value import Critic
 from tether.run.describe import describe_round, describe_step, warn_of_negative_kl
+from tether.run.rows import RolloutRow, check_rows, filler_after, part_tensors, policy_batch
 from tether.text.chat import sampled_example
 
-__all__ = ["OnlineLearner", "RolloutRow"]
+__all__ = ["OnlineLearner"]
 
 # Largest |new - old| log-probability (nats) allowed before the first update of a round. Both passes run the same microbatches
 # through the same weights, so float32 differs by nothing or by rounding; bfloat16 may round a kernel's sums differently.
 _RATIO_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-
-
-@dataclass(frozen=True)
-class RolloutRow:
-    """One scored answer: the very ids that were sampled. ``group`` names its prompt; ``terminated``: it ended by itself."""
-
-    query_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
-    sampler_logprobs: tuple[float, ...] | None
-    score: float
-    group: str
-    terminated: bool
 
 
 @dataclass(frozen=True)
@@ -69,7 +50,7 @@ class _Plan:
 
 
 class OnlineLearner:
-    """PPO or GRPO on one policy. State: weights, optimiser, beta."""
+    """Any algorithm over the policy-gradient function, on one policy. State: weights, optimiser, beta, rounds done."""
 
     def __init__(
         self,
@@ -89,24 +70,25 @@ class OnlineLearner:
         self._round = 0
         steps = (total_rounds or config.steps) * config.epochs * config.minibatches
         modules = [policy] if critic is None else [policy, critic]
-        head_rate = config.value_learning_rate if isinstance(config, PPOConfig) else None
+        head_rate = config.value_learning_rate if isinstance(config, ActorCriticConfig) else None
         names = ("value_head",) if critic is None else ("value_head", "critic")
         self.worker = LocalWorker(modules, config.optim, steps, head_names=names, head_learning_rate=head_rate)
 
-    def learn(self, rows: Sequence[RolloutRow]) -> dict[str, float]:
+    def learn(self, rows: Sequence[RolloutRow], part_weights: Sequence[float] = ()) -> dict[str, float]:
         """One round: old, reference and value passes; advantages; epochs of minibatches; the KL controller. Returns its metrics.
 
+        ``part_weights``: weights of the reward parts that the rows carry (GDPO).
         Raises RatioError when the policy moved before the first update, NumericsError when scores are not finite.
         """
-        _check_rows(rows)
+        check_rows(rows)
         metrics = MetricSums()
         started = time.perf_counter()
         texts = pad_examples([sampled_example(row.query_ids, row.response_ids) for row in rows], self.policy.format.pad_id)
         texts = texts.to(self.compute.device)
         plan = self._plan(texts)
-        experience = self._experience(rows, texts, plan, metrics)
+        experience = self._experience(rows, texts, plan, metrics, part_weights)
         annotated = annotate(experience, self.config, self.controller.beta)
-        batch = _policy_batch(texts, experience, annotated, rows)
+        batch = policy_batch(texts, experience, annotated, rows, needs_sampler=corrects_sampler(self.config.sampler_correction))
         metrics.add("annotate_seconds", time.perf_counter() - started)
         describe_round(metrics, experience, annotated, batch, self.controller.beta)
         warn_of_negative_kl(experience)
@@ -132,12 +114,14 @@ class OnlineLearner:
         return _Plan(tuple(epochs))
 
     @torch.no_grad()
-    def _experience(self, rows: Sequence[RolloutRow], texts: TextBatch, plan: _Plan, metrics: MetricSums) -> Experience:
+    def _experience(
+        self, rows: Sequence[RolloutRow], texts: TextBatch, plan: _Plan, metrics: MetricSums, part_weights: Sequence[float]
+    ) -> Experience:
         mask_BT = texts.response_mask_BT
         old_BT = torch.zeros(mask_BT.shape, dtype=torch.float32, device=mask_BT.device)
         ref_BT, values_BT = old_BT.clone(), old_BT.clone()
         bootstrap_B = old_BT.new_zeros(len(rows))
-        with_values = isinstance(self.config, PPOConfig)
+        with_values = isinstance(self.config, ActorCriticConfig)
         for micro in (micro for step in plan.epochs[0] for micro in step):
             index = torch.tensor(micro, device=mask_BT.device)
             part = texts.rows(micro)
@@ -154,30 +138,37 @@ class OnlineLearner:
                 cut = [place for place, row in enumerate(micro) if not rows[row].terminated]
                 if cut:
                     bootstrap_B[index[cut]] = self._values_after(part.rows(cut))
-        terminated_B = torch.tensor([row.terminated for row in rows], device=mask_BT.device)
-        scores_B = torch.tensor([row.score for row in rows], dtype=torch.float32, device=mask_BT.device)
-        groups_B = as_groups([row.group for row in rows]).to(mask_BT.device)
+        parts_BK, weights_K = part_tensors(rows, part_weights, bootstrap_B)
+        baselines = [row.baseline_score for row in rows]
         return Experience(
             mask_BT,
-            scores_B,
-            groups_B,
-            terminated_B,
+            bootstrap_B.new_tensor([row.score for row in rows]),
+            as_groups([row.group for row in rows]).to(mask_BT.device),
+            torch.tensor([row.terminated for row in rows], device=mask_BT.device),
             old_BT,
             ref_BT,
             values_BT if with_values else None,
             bootstrap_B if with_values else None,
+            None if None in baselines else bootstrap_B.new_tensor(baselines),
+            parts_BK,
+            weights_K,
         )
+
+    @property
+    def _pretrains_value(self) -> bool:
+        """True in the first rounds, where only the value function learns."""
+        return isinstance(self.config, ActorCriticConfig) and self._round < self.config.value_pretrain_steps
 
     def _forward(self, part: TextBatch, *, entropy: bool = False) -> ResponseOutput:
         """One pass of the policy, and of the critic where it is a model of its own; values whenever PPO needs them."""
-        shared = isinstance(self.config, PPOConfig) and self.critic is None
+        shared = isinstance(self.config, ActorCriticConfig) and self.critic is None
         with self.compute.autocast():
             output = self.policy.forward_response(part, self.config.sampling.temperature, entropy=entropy, values=shared)
             return output if self.critic is None else replace(output, values_BT=self.critic.forward_values(part))
 
     def _values_after(self, part: TextBatch) -> Tensor:
         """The value of the state after each answer, which only answers cut by the budget need."""
-        after = _filler_after(part, self.policy.format.pad_id)
+        after = filler_after(part, self.policy.format.pad_id)
         with self.compute.autocast():
             if self.critic is not None:
                 values_BT = self.critic.forward_values(after)
@@ -209,7 +200,7 @@ class OnlineLearner:
         for micro in step:
             loss = self._microbatch(batch.rows(micro), metrics, check_ratio=check_ratio)
             stats = loss.stats if stats is None else stats + loss.stats
-            self.worker.accumulate(loss.total(self.config, counts))
+            self.worker.accumulate(loss.value_term(counts, self.config) if self._pretrains_value else loss.total(self.config, counts))
             losses.append(loss)
         assert stats is not None
         if self.config.target_kl is not None and exceeds_target_kl(stats.means().approx_kl_k3, self.config.target_kl):
@@ -237,6 +228,7 @@ class OnlineLearner:
             mask_BT,
             self.config,
             self.controller.beta,
+            sampler_logprobs_BT=batch.sampler_logprobs_BT,
             entropy_BT=output.entropy_BT,
             values_BT=output.values_BT,
             old_values_BT=batch.old_values_BT,
@@ -260,51 +252,3 @@ class OnlineLearner:
     def _advance_controller(self, experience: Experience) -> None:
         units = kl_units(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT)
         self.controller = self.controller.observed(float(units.seq_sum_mean_nats), len(experience.scores_B))
-
-
-def _check_rows(rows: Sequence[RolloutRow]) -> None:
-    if not rows:
-        raise ValueError("no rollouts to learn from: no row has a score (did every reward part say it does not apply?)")
-    for number, row in enumerate(rows):
-        if not row.response_ids:
-            raise ValueError(f"row {number} ({row.group}) has an empty response: an answer has at least its end token")
-        if not row.query_ids:
-            raise ValueError(f"row {number} ({row.group}) has an empty query: the first response token needs a token before it")
-        if not math.isfinite(row.score):
-            raise NumericsError(f"row {number} ({row.group}) has score {row.score}: leave unscorable rows out, and look at the reward")
-        if row.sampler_logprobs is not None and len(row.sampler_logprobs) != len(row.response_ids):
-            raise ValueError(
-                f"row {number} ({row.group}): {len(row.sampler_logprobs)} sampler log-probabilities for {len(row.response_ids)} tokens"
-            )
-
-
-def _filler_after(part: TextBatch, pad_id: int) -> TextBatch:
-    """The batch with one filler token after each row, the only live one: its value is that of the state after the answer."""
-    count_B = part.attention_mask_BT.sum(-1)
-    rows_B = torch.arange(len(count_B), device=count_B.device)
-
-    def wider(x_BT: Tensor) -> Tensor:
-        return torch.cat([x_BT, torch.zeros_like(x_BT[:, :1])], dim=1)
-
-    token_ids_BT, attention_BT = wider(part.token_ids_BT), wider(part.attention_mask_BT)
-    response_BT = torch.zeros_like(attention_BT)
-    token_ids_BT[rows_B, count_B] = pad_id
-    attention_BT[rows_B, count_B] = True
-    response_BT[rows_B, count_B] = True
-    return TextBatch(token_ids_BT, attention_BT, response_BT)
-
-
-def _policy_batch(texts: TextBatch, experience: Experience, annotated: Annotated, rows: Sequence[RolloutRow]) -> PolicyBatch:
-    sampler_BT = experience.old_logprobs_BT.clone()
-    for index, row in enumerate(rows):
-        if row.sampler_logprobs is not None:
-            sampler_BT[index, texts.response_mask_BT[index]] = torch.tensor(row.sampler_logprobs, device=sampler_BT.device)
-    return PolicyBatch(
-        text=texts,
-        old_logprobs_BT=experience.old_logprobs_BT,
-        ref_logprobs_BT=experience.ref_logprobs_BT,
-        sampler_logprobs_BT=sampler_BT,
-        advantages_BT=annotated.advantages_BT,
-        returns_BT=annotated.returns_BT,
-        old_values_BT=experience.old_values_BT,
-    )

@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tether.algorithms.policy_gradient import OnlineConfig
 from tether.backends.compute import resolve_compute
-from tether.config import PPOConfig, RunConfig
+from tether.config import ActorCriticConfig, RolloutConfig, RunConfig
 from tether.data.lengths import (
     LengthPolicy,
     comparison_pairs,
@@ -189,7 +188,7 @@ def _rl_stage(context: Context, name: str, start: Path, reward_model: Path | Non
     return build_stage(context, stage, stage_hashes(context.config)[stage], build)
 
 
-def _within_limit(context: Context, prompts: Sequence[Prompt], config: OnlineConfig, start: Path, source: str) -> list[Prompt]:
+def _within_limit(context: Context, prompts: Sequence[Prompt], config: RolloutConfig, start: Path, source: str) -> list[Prompt]:
     """Apply max_prompt_tokens: an error that names the rows, or fewer prompts and a message that counts them."""
     assert config.max_prompt_tokens is not None
     format = load_policy(context, start).format
@@ -200,17 +199,17 @@ def _within_limit(context: Context, prompts: Sequence[Prompt], config: OnlineCon
     return [prompts[index] for index in limited.kept]
 
 
-def _learner(context: Context, config: OnlineConfig, start: Path, reward_model: Path | None) -> OnlineLearner:
+def _learner(context: Context, config: Any, start: Path, reward_model: Path | None) -> OnlineLearner:
     lora = None if context.config.model.lora is None else LoraSpec(**context.config.model.lora.model_dump())
-    shared = isinstance(config, PPOConfig) and config.critic == "shared"
+    shared = isinstance(config, ActorCriticConfig) and config.critic == "shared"
     policy = load_policy(context, start, value_head=ValueHead.SHARED if shared else ValueHead.NONE, lora=lora)
     reference = Reference.adapter_off(policy) if lora else Reference.frozen_copy(policy)
     if context.config.compute.activation_checkpointing:
         policy.enable_activation_checkpointing()
     critic = None
-    if isinstance(config, PPOConfig) and config.critic == "separate":
+    if isinstance(config, ActorCriticConfig) and config.critic == "separate":
         critic = Critic.load(start).to(context.compute.device)
-    elif isinstance(config, PPOConfig) and config.critic == "reward_model":
+    elif isinstance(config, ActorCriticConfig) and config.critic == "reward_model":
         assert reward_model is not None
         critic = critic_from_reward_model(RewardModel.load(reward_model)).to(context.compute.device)
     return OnlineLearner(policy, reference, config, context.compute, critic=critic, seed=context.config.seed)

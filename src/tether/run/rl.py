@@ -1,42 +1,58 @@
-"""The online loop: a table of contents of one step. Collect -> score -> learn -> publish -> record."""
+"""The online loop: a table of contents of one step. Collect -> score -> (filter) -> learn -> publish -> record."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
+import torch
 
-from tether.algorithms.policy_gradient import OnlineConfig
+from tether.config import CriticFreeConfig, PolicyGradientConfig, RolloutConfig
 from tether.data.cursor import Cursor
+from tether.maths.advantages import dynamic_sampling
 from tether.maths.text_stats import ngram_stats
 from tether.metrics import MetricSums
+from tether.models.policy import Policy
+from tether.rewards.length import OverlongPart
 from tether.rewards.rubric import Rubric
 from tether.rollout.local import LocalSampler
 from tether.rollout.rollouter import collect
-from tether.run.learner import OnlineLearner, RolloutRow
 from tether.run.recorder import Recorder
+from tether.run.rows import RolloutRow
 from tether.types import Prompt, RolloutGroup, Sampling
 
-__all__ = ["OnlineRun", "rl", "sampling_of"]
+__all__ = ["Learner", "OnlineRun", "rl", "sampling_of"]
 
 _SAMPLES_LOGGED = 3
+
+
+class Learner(Protocol):
+    """The half of a step that trains: a policy-gradient algorithm, or online DPO."""
+
+    @property
+    def policy(self) -> Policy: ...
+    @property
+    def config(self) -> RolloutConfig: ...
+
+    def learn(self, rows: Sequence[RolloutRow], part_weights: Sequence[float] = ()) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True)
 class OnlineRun:
     """The parts of an online stage, already built."""
 
-    learner: OnlineLearner
+    learner: Learner
     sampler: LocalSampler
     rubric: Rubric
     prompts: Sequence[Prompt]
     seed: int
 
 
-def sampling_of(config: OnlineConfig) -> Sampling:
+def sampling_of(config: RolloutConfig) -> Sampling:
     """The sampling contract of training: untruncated, at the temperature that the trainer applies too."""
     return Sampling(config.sampling.max_new_tokens, config.sampling.temperature)
 
@@ -44,14 +60,16 @@ def sampling_of(config: OnlineConfig) -> Sampling:
 def rl(parts: OnlineRun, recorder: Recorder) -> dict[str, float]:
     """Run all steps of ``parts.learner.config``; returns the metrics of the last one. The policy is trained in place."""
     config = parts.learner.config
+    parts = replace(parts, rubric=_with_overlong_part(parts.rubric, config))
     cursor = Cursor(len(parts.prompts), parts.seed)
+    weights = [weight for _, weight, _ in parts.rubric.parts]
     last: dict[str, float] = {}
     for step in range(1, config.steps + 1):
         started = time.perf_counter()
         metrics = MetricSums()
-        groups = _collect_and_score(parts, [parts.prompts[i] for i in cursor.next(config.prompts_per_step)], step, metrics)
-        rows = _rows(groups)
-        metrics.update(parts.learner.learn(rows))
+        groups = _groups(parts, cursor, step, metrics)
+        rows = _rows(parts, groups, _greedy_scores(parts, groups, step, metrics))
+        metrics.update(parts.learner.learn(rows, weights))
         parts.sampler.refresh(step)
         tokens = sum(len(row.query_ids) + len(row.response_ids) for row in rows)
         metrics.add("tokens_per_second", tokens / (time.perf_counter() - started))
@@ -61,7 +79,42 @@ def rl(parts: OnlineRun, recorder: Recorder) -> dict[str, float]:
     return last
 
 
-def _collect_and_score(parts: OnlineRun, prompts: Sequence[Prompt], step: int, metrics: MetricSums) -> list[RolloutGroup]:
+def _with_overlong_part(rubric: Rubric, config: RolloutConfig) -> Rubric:
+    """DAPO's soft length penalty as one more part, where the configuration asks for it."""
+    if not isinstance(config, PolicyGradientConfig) or config.overlong_share is None:
+        return rubric
+    budget = config.sampling.max_new_tokens
+    part = OverlongPart(budget, max(1, round(config.overlong_share * budget)))
+    return Rubric([*rubric.parts, (part.name, 1.0, part)])
+
+
+def _groups(parts: OnlineRun, cursor: Cursor, step: int, metrics: MetricSums) -> list[RolloutGroup]:
+    """The scored groups of a step. With dynamic sampling (DAPO eq. 11), only those with spread in their rewards: further batches of
+    prompts are asked until ``prompts_per_step`` groups are alive or the budget of batches is spent. If none is alive, the last batch
+    stays, so that a tether in the loss still acts."""
+    config = parts.learner.config
+    dynamic = config.dynamic_sampling if isinstance(config, PolicyGradientConfig) else None
+    kept: list[RolloutGroup] = []
+    batch: list[RolloutGroup] = []
+    asked = 0
+    for number in range(dynamic.max_batches if dynamic else 1):
+        prompts = [parts.prompts[index] for index in cursor.next(config.prompts_per_step)]
+        batch = _collect_and_score(parts, prompts, step, metrics, batch=number)
+        if dynamic is None:
+            return batch
+        alive_P = dynamic_sampling(torch.tensor([group.scores for group in batch], dtype=torch.float64)).keep_P
+        kept += [group for group, alive in zip(batch, alive_P.tolist(), strict=True) if alive]
+        asked += len(batch)
+        metrics.add("filtered_group_share", float(len(batch) - int(alive_P.sum())), float(len(batch)))
+        metrics.add("sampled_batches", 1.0)
+        if len(kept) >= config.prompts_per_step:
+            break
+    return kept[: config.prompts_per_step] or batch
+
+
+def _collect_and_score(
+    parts: OnlineRun, prompts: Sequence[Prompt], step: int, metrics: MetricSums, *, batch: int = 0
+) -> list[RolloutGroup]:
     config = parts.learner.config
     started = time.perf_counter()
     rollouts = collect(
@@ -72,6 +125,7 @@ def _collect_and_score(parts: OnlineRun, prompts: Sequence[Prompt], step: int, m
         num_samples=config.samples_per_prompt,
         run_seed=parts.seed,
         step=step,
+        batch=batch,
     )
     metrics.add("generate_seconds", time.perf_counter() - started)
     started = time.perf_counter()
@@ -81,8 +135,24 @@ def _collect_and_score(parts: OnlineRun, prompts: Sequence[Prompt], step: int, m
     return groups
 
 
-def _rows(groups: Sequence[RolloutGroup]) -> list[RolloutRow]:
+def _greedy_scores(parts: OnlineRun, groups: Sequence[RolloutGroup], step: int, metrics: MetricSums) -> dict[str, float] | None:
+    """Score of the most likely answer to each prompt, by prompt id, where the estimator asks for it (ReMax)."""
+    config = parts.learner.config
+    if not isinstance(config, CriticFreeConfig) or config.advantage != "remax":
+        return None
+    prompts = list({group.rollouts[0].prompt.prompt_id: group.rollouts[0].prompt for group in groups}.values())
+    greedy = replace(sampling_of(config), temperature=0.0)
+    format = parts.learner.policy.format
+    answers = collect(prompts, parts.sampler, greedy, format, num_samples=1, run_seed=parts.seed, step=step)
+    scores = {group.rollouts[0].prompt.prompt_id: group.scores[0] for group in parts.rubric.score(answers)}
+    scored = [score for score in scores.values() if not math.isnan(score)]
+    metrics.add("baseline_reward", sum(scored), len(scored))
+    return scores
+
+
+def _rows(parts: OnlineRun, groups: Sequence[RolloutGroup], greedy: dict[str, float] | None) -> list[RolloutRow]:
     """The scorable rollouts as rows; a rollout without a score leaves the gradient, not the count of failures."""
+    names = [name for name, _, _ in parts.rubric.parts]
     return [
         RolloutRow(
             rollout.prompt_ids,
@@ -91,9 +161,11 @@ def _rows(groups: Sequence[RolloutGroup]) -> list[RolloutRow]:
             score,
             rollout.prompt.prompt_id,
             not rollout.truncated,
+            None if greedy is None else greedy[rollout.prompt.prompt_id],
+            tuple(components.get(name, math.nan) for name in names),
         )
         for group in groups
-        for rollout, score in zip(group.rollouts, group.scores, strict=True)
+        for rollout, score, components in zip(group.rollouts, group.scores, group.components, strict=True)
         if not math.isnan(score)
     ]
 

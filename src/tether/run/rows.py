@@ -1,0 +1,95 @@
+"""Scored answers as rows, and rows as tensors. Axes: B sequences, T tokens, K reward parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tether.algorithms.experience import Annotated, Experience
+from tether.data.batches import PolicyBatch, TextBatch
+from tether.errors import NumericsError
+
+__all__ = ["RolloutRow", "check_rows", "filler_after", "part_tensors", "policy_batch"]
+
+
+@dataclass(frozen=True)
+class RolloutRow:
+    """One scored answer: the very ids that were sampled. ``group`` names its prompt; ``terminated``: it ended by itself.
+
+    ``baseline_score``: of the greedy answer to the prompt (ReMax); ``parts``: every reward part, unweighted, NaN where one does not apply.
+    """
+
+    query_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    sampler_logprobs: tuple[float, ...] | None
+    score: float
+    group: str
+    terminated: bool
+    baseline_score: float | None = None
+    parts: tuple[float, ...] = ()
+
+
+def check_rows(rows: Sequence[RolloutRow]) -> None:
+    if not rows:
+        raise ValueError("no rollouts to learn from: no row has a score (did every reward part say it does not apply?)")
+    for number, row in enumerate(rows):
+        if not row.response_ids:
+            raise ValueError(f"row {number} ({row.group}) has an empty response: an answer has at least its end token")
+        if not row.query_ids:
+            raise ValueError(f"row {number} ({row.group}) has an empty query: the first response token needs a token before it")
+        if not math.isfinite(row.score):
+            raise NumericsError(f"row {number} ({row.group}) has score {row.score}: leave unscorable rows out, and look at the reward")
+        if row.sampler_logprobs is not None and len(row.sampler_logprobs) != len(row.response_ids):
+            raise ValueError(
+                f"row {number} ({row.group}): {len(row.sampler_logprobs)} sampler log-probabilities for {len(row.response_ids)} tokens"
+            )
+
+
+def filler_after(part: TextBatch, pad_id: int) -> TextBatch:
+    """The batch with one filler token after each row, the only live one: its value is that of the state after the answer."""
+    count_B = part.attention_mask_BT.sum(-1)
+    rows_B = torch.arange(len(count_B), device=count_B.device)
+
+    def wider(x_BT: Tensor) -> Tensor:
+        return torch.cat([x_BT, torch.zeros_like(x_BT[:, :1])], dim=1)
+
+    token_ids_BT, attention_BT = wider(part.token_ids_BT), wider(part.attention_mask_BT)
+    response_BT = torch.zeros_like(attention_BT)
+    token_ids_BT[rows_B, count_B] = pad_id
+    attention_BT[rows_B, count_B] = True
+    response_BT[rows_B, count_B] = True
+    return TextBatch(token_ids_BT, attention_BT, response_BT)
+
+
+def policy_batch(
+    texts: TextBatch, experience: Experience, annotated: Annotated, rows: Sequence[RolloutRow], *, needs_sampler: bool = False
+) -> PolicyBatch:
+    """The round as one batch. Where a row has no sampler log-probabilities the old ones stand in, unless ``needs_sampler``."""
+    sampler_BT = experience.old_logprobs_BT.clone()
+    for index, row in enumerate(rows):
+        if row.sampler_logprobs is not None:
+            sampler_BT[index, texts.response_mask_BT[index]] = torch.tensor(row.sampler_logprobs, device=sampler_BT.device)
+        elif needs_sampler:
+            raise ValueError(f"row {index} ({row.group}) has no sampler log-probabilities, and sampler_correction compares with them")
+    return PolicyBatch(
+        text=texts,
+        old_logprobs_BT=experience.old_logprobs_BT,
+        ref_logprobs_BT=experience.ref_logprobs_BT,
+        sampler_logprobs_BT=sampler_BT,
+        advantages_BT=annotated.advantages_BT,
+        returns_BT=annotated.returns_BT,
+        old_values_BT=experience.old_values_BT,
+    )
+
+
+def part_tensors(rows: Sequence[RolloutRow], weights: Sequence[float], like: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """(parts_BK, weights_K) where the rows carry their reward parts, else (None, None)."""
+    if not rows[0].parts:
+        return None, None
+    if len(rows[0].parts) != len(weights):
+        raise ValueError(f"rows have {len(rows[0].parts)} reward parts, and there are {len(weights)} weights")
+    return like.new_tensor([row.parts for row in rows]), like.new_tensor(list(weights))
