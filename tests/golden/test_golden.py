@@ -4,49 +4,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-HERE = Path(__file__).parent
+from tether.conformance import OPERATIONS, as_text, run_case, run_file
 
-
-def _adapter():
-    spec = importlib.util.spec_from_file_location("golden_adapter", HERE / "adapter.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["golden_adapter"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-adapter = _adapter()
-CASES = json.loads((HERE / "cases.json").read_text())["cases"]
-
-
-def _check(case: dict, dtype: torch.dtype, rtol: float, atol: float) -> None:
-    assert case["op"] in adapter.OPS, f"operation {case['op']} is missing"
-    actual = adapter.OPS[case["op"]](adapter.decode(case["inputs"]), dtype)
-    for name, expected in adapter.decode(case["expected"]).items():
-        error = adapter.worst_error(actual.get(name), expected, rtol, atol)
-        assert error <= 1, (
-            f"{name}: error {error:.3g} x tolerance; got {actual.get(name)}, expected {expected}"
-        )
+CASES = json.loads((Path(__file__).parent / "cases.json").read_text(encoding="utf-8"))["cases"]
 
 
 def test_all_cases_are_here():
     assert len(CASES) == 273
-    assert {case["op"] for case in CASES} == set(adapter.OPS)
+    assert {case["op"] for case in CASES} == set(OPERATIONS)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_golden_float64(case):
-    _check(case, torch.float64, case["rtol"], case["atol"])
+def test_golden(case: dict, dtype: torch.dtype):
+    assert run_case(case, dtype).failures == ()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_golden_float32(case):
-    _check(case, torch.float32, 2e-5, 2e-6)
+@pytest.mark.gpu
+def test_golden_on_cuda():
+    report = run_file(Path(__file__).parent / "cases.json", ["cuda"])
+    assert report.ok, as_text(report)
