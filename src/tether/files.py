@@ -1,0 +1,93 @@
+"""Files that are whole or absent: temporary file, fsync, rename, fsync of the folder. Imports no torch.
+
+Every file and folder that Tether relies on after a crash is written through here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["free_bytes", "sync_file", "sync_folder", "temporary_beside", "write_atomic", "write_atomic_bytes"]
+
+_TEMPORARY = ".tmp-"
+
+
+def write_atomic(path: str | Path, text: str) -> Path:
+    """Write a text (UTF-8) whole or not at all."""
+    return write_atomic_bytes(path, [text.encode("utf-8")])
+
+
+def write_atomic_bytes(path: str | Path, parts: Iterable[bytes]) -> Path:
+    """Write parts one after the other; if any of it fails, an older file stays as it was and nothing else is left behind."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_beside(target) as temporary:
+        with open(temporary, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    sync_folder(target.parent)
+    return target
+
+
+@contextmanager
+def temporary_beside(target: Path) -> Iterator[Path]:
+    """A name on the same file system, in the same folder; what is left under it at the end is removed."""
+    temporary = target.with_name(f"{_TEMPORARY}{target.name}.{os.getpid()}")
+    remove(temporary)
+    try:
+        yield temporary
+    finally:
+        remove(temporary)
+
+
+def remove_leftovers(folder: Path, alive: Callable[[int], bool]) -> None:
+    """Temporary names of processes that are gone."""
+    for path in folder.glob(f"{_TEMPORARY}*"):
+        pid = path.name.rpartition(".")[2]
+        if not pid.isdigit() or not alive(int(pid)):
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder; nothing is fine too."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync_file(path: Path) -> None:
+    """Bring a file that something else wrote to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a rename to the disk. File systems that cannot sync folders make it as durable as it gets."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this process may still write where ``folder`` is, or would be."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
