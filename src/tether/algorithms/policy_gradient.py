@@ -162,7 +162,7 @@ def _sampler_weights(
     if config.mode != "off":
         weights_BT = is_weights(old_BT, sampler_BT, mask_BT, ImportanceMode(config.mode), config.low, config.high)
     if config.sequence_mask_delta is not None:
-        per_row_B = _per_row(advantages_BT, mask_BT)
+        per_row_B = select(advantages_BT, mask_BT).sum(-1)  # its sign is that of the mean, where advantages are per token
         kept_B = off_policy_sequence_mask(logprobs_BT, sampler_BT, per_row_B, mask_BT, config.sequence_mask_delta).keep_B
         weights_BT = torch.where(kept_B[:, None], weights_BT, 0.0)
     return weights_BT
@@ -196,8 +196,6 @@ def _stats(logprobs_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask_BT: 
     low, high = _bounds(config)
     if config.surrogate == "gmpo":  # its widths are those of the log-ratio
         low, high = -math.expm1(-low), math.expm1(high)
-    elif config.surrogate == "cispo" and config.eps_low is None:
-        low = math.inf
     token = policy_stats(logprobs_BT, old_BT, advantages_BT, mask_BT, low, high, config.dual_clip)
     if config.surrogate not in {"gspo", "gspo_token"}:
         return token
