@@ -80,11 +80,27 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
         (["--model", "tiny"], ["--model", "tiny"]),
         (["a/b.toml"], ["a/b.toml"]),
         (["sft.data.path=a=b.c"], ["sft.data.path=a=b.c"]),
-        (["--sft.epochs"], ["sft.epochs"]),
+        (["--name=--x"], ["name=--x"]),
     ],
 )
 def test_settings_in_every_accustomed_spelling(tokens: list[str], expected: list[str]):
     assert cli.as_overrides(tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["--seed", "--dry-run"], "--seed: a value is missing; --dry-run is the next option. Write --seed=VALUE"),
+        (["--sft.epochs", "--quiet"], "--sft.epochs: a value is missing; --quiet is"),
+        (["--sft.batch-size"], "--sft.batch-size: a value is missing. Write --sft.batch-size=VALUE, or sft.batch_size=VALUE"),
+    ],
+)
+def test_a_setting_without_its_value_swallows_no_option(
+    config_file: Path, started: list[SimpleNamespace], capsys: pytest.CaptureFixture[str], tokens: list[str], message: str
+):
+    assert cli.main(["run", str(config_file), *tokens]) == 2
+    assert message in capsys.readouterr().err
+    assert started == []
 
 
 def test_top_level_settings_are_those_of_the_configuration():
@@ -142,6 +158,15 @@ def test_dry_run_says_which_data_is_missing(config_file: Path, capsys: pytest.Ca
     (config_file.parent / "prompts.jsonl").unlink()
     assert cli.main(["run", str(config_file), "--model", "tiny", "--dry-run"]) == 1
     assert "prompts.jsonl" in capsys.readouterr().err
+
+
+def test_dry_run_says_which_rows_are_bad(config_file: Path, capsys: pytest.CaptureFixture[str]):
+    (config_file.parent / "prompts.jsonl").write_text('{"prompt": "q"}\n{"prompt": null}\nno json\n')
+    assert cli.main(["run", str(config_file), "--model", "tiny", "--dry-run"]) == 1
+    told = capsys.readouterr().err
+    assert "2 of 3 rows" in told
+    assert "row 2: `prompt` is null" in told
+    assert "row 3: not JSON" in told
 
 
 def test_dry_run_says_that_the_model_is_missing(config_file: Path, capsys: pytest.CaptureFixture[str]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +11,7 @@ from types import ModuleType
 import pytest
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
-NAMES = ["grpo_loop", "ppo_loop", "reward_loop", "sft_loop"]
+NAMES = ["dpo_loop", "grpo_loop", "ppo_loop", "reward_loop", "sft_loop"]
 
 
 def _load(name: str) -> ModuleType:
@@ -44,6 +45,16 @@ def test_reward_model_ranks_prompts_it_never_saw():
     losses, accuracy = _load("reward_loop").main(steps=20)
     assert losses[-1] < 0.5 * losses[0]
     assert accuracy > 0.8
+
+
+def test_dpo_learns_the_preference_and_a_stronger_tether_holds_it_nearer():
+    example = _load("dpo_loop")
+    losses, accuracy, distance = example.main(steps=20)
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-5)
+    assert losses[-1] < 0.2
+    assert accuracy == 1
+    assert 0 < example.main(steps=20, beta=1.0)[2] < 0.7 * distance
+    assert example.main(steps=3, seed=1) == example.main(steps=3, seed=1)
 
 
 @pytest.mark.parametrize("name", ["grpo_loop", "ppo_loop"])

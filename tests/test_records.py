@@ -21,6 +21,7 @@ from tether.records import (
     read_comparisons,
     read_demonstrations,
     read_jsonl,
+    read_lines,
     read_prompts,
     write_jsonl,
 )
@@ -121,7 +122,12 @@ def test_prompt_ids_are_unique():
         ({}, "the row is empty"),
         ({1: 2}, "field names must be strings"),
         ({"text": "x"}, "expected `prompt` and `completion`, or `messages`; the row has `text`"),
-        ({"completion": "x"}, "`prompt` missing"),
+        ({"completion": "x"}, "`prompt` is missing; the row has `completion`"),
+        ({"completion": "x", "prompt": None}, "`prompt` is null"),
+        ({"prompt": "q", "completion": None}, "`completion` is null: expected `prompt` and `completion`"),
+        ({"messages": None}, "`messages` is null: expected"),
+        ({"prompt": 5, "completion": "x"}, "`prompt` must be a string or a list .* got a number"),
+        ({"messages": [u("q"), {"role": None, "content": "x"}]}, "message 2: `role` is null; expected"),
         ({"prompt": " ", "completion": "x"}, "prompt is empty"),
         ({"prompt": "q", "completion": " "}, "answer is empty"),
         ({"prompt": "q", "completion": 3}, "`completion` must be a string or a list .* got a number"),
@@ -138,7 +144,8 @@ def test_prompt_ids_are_unique():
         ({"messages": [u("q"), "x"]}, "message 2: expected .* got a string"),
         ({"messages": [u("q"), {"role": "bot", "content": "x"}]}, "role must be one of .* got 'bot'"),
         ({"messages": [u("q"), {"role": ["user"], "content": "x"}]}, "role must be one of"),
-        ({"messages": [u("q"), {"role": "assistant"}]}, "content must be a string, got null"),
+        ({"messages": [u("q"), {"role": "assistant"}]}, "message 2: `content` is missing; expected"),
+        ({"messages": [{"from": "human", "value": "q"}]}, "message 1: `role` is missing, `content` is missing; expected"),
         ({"messages": [u("q"), a("x") | {"tool_calls": [1]}]}, "tool_calls"),
         ({"messages": [u([{"type": "image"}]), a("x")]}, "not text"),
         ({"prompt": "q\ud83d", "completion": "x"}, "surrogate"),
@@ -152,7 +159,11 @@ def test_bad_demonstrations_say_what_was_expected(row, message):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": "q", "chosen": "x"}, "`rejected` missing"),
+        ({"prompt": "q", "chosen": "x"}, "`rejected` is missing: expected `prompt`, `chosen`, `rejected`"),
+        ({"prompt": "q", "chosen": None}, "`chosen` is null, `rejected` is missing"),
+        ({"prompt": None, "chosen": "The x", "rejected": "The y"}, "`prompt` is null: expected text or messages"),
+        ({"prompt": "", "chosen": "x", "rejected": "y"}, "the prompt is empty"),
+        ({"prompt": "q", "chosen": 1, "rejected": "y"}, "`chosen` must be a string or a list .* got a number"),
         ({"prompt": "q", "chosen": "x", "rejected": [a("y")]}, "two kinds"),
         ({"chosen": "x", "rejected": [a("y")]}, "two kinds"),
         ({"chosen": "abc", "rejected": "xyz"}, "do not begin with the same text"),
@@ -175,18 +186,49 @@ def test_bad_prompt_ids(prompt_id):
         prompt_from_row({"prompt": "q", "prompt_id": prompt_id}, 0)
     with pytest.raises(DataError, match="expected `prompt` or `messages`"):
         prompt_from_row({"question": "q"}, 0)
+    with pytest.raises(DataError, match="`prompt` is null: expected"):
+        prompt_from_row({"prompt": None}, 0)
 
 
 def test_one_error_names_all_bad_rows_and_pickles():
-    good, bad = {"prompt": "q", "completion": "x"}, {"prompt": "q"}
+    good, bad = {"prompt": "q", "completion": "x"}, [{"prompt": "q", f"n{i}": 0} for i in range(32)]
     with pytest.raises(DataError) as caught:
-        read_demonstrations([good, bad, good, *[bad] * 30, good, bad], "rows.jsonl")
+        read_demonstrations([good, bad[0], good, *bad[1:31], good, bad[31]], "rows.jsonl")
     text = str(caught.value)
     assert text.startswith("rows.jsonl: 32 of 35 rows")
     assert "row 2:" in text
     assert "row 22:" in text
     assert text.endswith("and 12 more: rows 23-33, 35")
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
+
+
+def test_rows_with_the_same_problem_share_a_line():
+    good, bad = {"prompt": "q", "completion": "x"}, {"prompt": "q"}
+    with pytest.raises(DataError) as caught:
+        read_demonstrations([good, bad, good, *[bad] * 30, good, bad], "rows.jsonl")
+    head, line = str(caught.value).splitlines()
+    assert head == "rows.jsonl: 32 of 35 rows cannot be used; correct or remove them."
+    assert line.startswith("  rows 2, 4-33, 35: expected `prompt` and `completion`")
+    with pytest.raises(DataError, match=r"rows 1, 3, 5, .* 39 and 10 further ones: "):
+        read_demonstrations([bad, good] * 30, "rows.jsonl")
+
+
+def test_unreadable_lines_and_wrong_columns_come_in_one_error(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"prompt": "q", "completion": "x"}\n{"prompt": 3, "completion": "x"}\r\n\nnot json\n{"prompt": "\xff"}\n')
+    with pytest.raises(DataError) as caught:
+        read_demonstrations(read_lines(path), "x.jsonl")
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("x.jsonl: 3 of 4 rows")
+    assert [line[:9] for line in lines[1:]] == ["  row 2: ", "  row 3: ", "  row 4: "]
+    for line, part in zip(lines[1:], ("got a number", "(line 4) not JSON", "(line 5) not UTF-8 at byte 13"), strict=True):
+        assert part in line
+
+
+def test_a_prompt_knows_its_file_and_row():
+    prompts = read_prompts([{"prompt": "a"}, {"prompt": "b", "prompt_id": "x"}], "f.jsonl")
+    assert [prompt.place for prompt in prompts] == ["f.jsonl, row 1", "f.jsonl, row 2"]
+    assert prompt_from_row({"prompt": "a"}, 0).place == "prompt '0'"
 
 
 def test_no_rows_at_all():
@@ -229,6 +271,8 @@ def test_marks_line_ends_blank_lines_and_unusual_characters_are_read(tmp_path):
         (b'{"a": 1', "not JSON"),
         (b'{"a": 1} {"a": 2}', "not JSON"),
         (b"\x00", "not JSON"),
+        (b"[", "not one list over several lines"),
+        (b'{"a": 1}\r{"a": 2}', "carriage returns alone"),
         (b'\xef\xbb\xbf{"a": 1}', "not JSON|BOM"),
     ],
 )
@@ -243,7 +287,7 @@ def test_a_bad_row_behind_blank_lines_names_its_line_too(tmp_path):
 
 
 def test_utf16_and_missing_files(tmp_path):
-    with pytest.raises(DataError, match="UTF-16"):
+    with pytest.raises(DataError, match=r"(?s)1 of 1 row .*row 1: the file is UTF-16; save it as UTF-8\.$"):
         read_bytes(tmp_path, '{"a": 1}\n'.encode("utf-16"))
     with pytest.raises(DataError, match="cannot be read"):
         read_jsonl(tmp_path / "none.jsonl")

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from tether.config import ActorCriticConfig, CriticFreeConfig, OnlineDPOConfig, RunConfig
+from tether.config import ActorCriticConfig, CriticFreeConfig, DirectConfig, OnlineDPOConfig, RunConfig
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
@@ -34,13 +34,13 @@ def sections() -> list[tuple[str, type[BaseModel]]]:
     found = [("", RunConfig), *_children(RunConfig, "")]
     for kind, model in (("ppo", ActorCriticConfig), ("grpo", CriticFreeConfig), ("online_dpo", OnlineDPOConfig)):
         found += [(f"rl.NAME ({kind})", model), *_children(model, f"rl.NAME ({kind})")]
-    return found
+    return [*found, ("direct.NAME", DirectConfig), *_children(DirectConfig, "direct.NAME")]
 
 
 def _children(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
     for name, field in model.model_fields.items():
         child = _model_in(field.annotation)
-        if child is not None and name != "rl":
+        if child is not None and name not in {"rl", "direct"}:
             inner = f"{path}.{name}" if path else name
             yield inner + ("[]" if get_origin(field.annotation) is tuple else ""), child
             yield from _children(child, inner)

@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tether.api import grpo, ppo, update_policy
+    from tether.api import grpo, ppo, rl, update_policy
+    from tether.api_direct import dpo
     from tether.config import RunConfig, load_config
     from tether.models.policy import Policy
     from tether.models.reward import RewardModel
@@ -28,6 +29,7 @@ __all__ = [
     "RunConfig",
     "Sampling",
     "__version__",
+    "dpo",
     "grpo",
     "load_config",
     "ppo",
@@ -45,6 +47,7 @@ _HOMES = {
     "RewardModel": "tether.models.reward",
     "RunConfig": "tether.config",
     "Sampling": "tether.types",
+    "dpo": "tether.api_direct",
     "grpo": "tether.api",
     "load_config": "tether.config",
     "ppo": "tether.api",

@@ -19,20 +19,22 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from tether.backends.compute import Compute, resolve_compute
-from tether.config import ActorCriticConfig, ComputeConfig, explain, rl_kind
+from tether.config import ActorCriticConfig, ComputeConfig, OnlineDPOConfig, explain, rl_kind
 from tether.errors import ConfigError
 from tether.events import EventLog
 from tether.models.policy import Policy
 from tether.models.reference import Reference
 from tether.models.reward import RewardModel
+from tether.models.value import Critic
 from tether.records import prompt_from_row
 from tether.rewards.learned import LearnedPart
 from tether.rewards.rubric import RewardPart, Rubric
 from tether.rollout.local import LocalSampler
 from tether.run.learner import OnlineLearner
 from tether.run.observer import Observer, Quiet
+from tether.run.online_dpo import OnlineDPOLearner
 from tether.run.recorder import Recorder
-from tether.run.rl import OnlineRun
+from tether.run.rl import Learner, OnlineRun
 from tether.run.rl import rl as run_rl
 from tether.run.rows import RolloutRow
 from tether.types import Failure, Message, Prompt, Rollout, Score
@@ -189,7 +191,7 @@ class PolicyUpdater:
     @property
     def beta(self) -> float:
         """Strength of the tether in force (reward per nat)."""
-        return self._learner.controller.beta
+        return self._learner.beta
 
 
 def update_policy(
@@ -219,15 +221,22 @@ def _settings(algorithm: str, settings: dict[str, Any]) -> tuple[Any, Compute]:
         raise ConfigError(explain(error, kind), f"the settings of {algorithm}") from None
 
 
-def _learner(policy: Policy, reference: Reference | None, config: Any, compute: Compute, seed: int) -> OnlineLearner:
+def _learner(policy: Policy, reference: Reference | None, config: Any, compute: Compute, seed: int) -> Learner:
+    if isinstance(config, OnlineDPOConfig):
+        policy.to(compute.device)
+        return OnlineDPOLearner(policy, reference or Reference.frozen_copy(policy), config, compute, seed=seed)
+    critic = None
     if isinstance(config, ActorCriticConfig):
-        if config.critic != "shared":
+        if config.critic == "reward_model":
             raise ConfigError(
-                f"critic = {config.critic!r}: the Python functions train a shared value head; use `tether run` for others"
+                "critic = 'reward_model': the Python functions have no reward_model stage; use 'shared', 'separate', or `tether run`"
             )
-        policy.ensure_value_head()
+        if config.critic == "separate":
+            critic = Critic.beside(policy.model).to(compute.device)
+        else:
+            policy.ensure_value_head()
     policy.to(compute.device)
-    return OnlineLearner(policy, reference or Reference.frozen_copy(policy), config, compute, seed=seed)
+    return OnlineLearner(policy, reference or Reference.frozen_copy(policy), config, compute, critic=critic, seed=seed)
 
 
 def _rubric(reward: Any, compute: Compute) -> Rubric:

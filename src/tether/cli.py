@@ -11,12 +11,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
 from tether import __version__
-from tether.errors import ConfigError, RunError, TetherError
+from tether.errors import ConfigError, Interrupted, RunError, TetherError
 
 __all__ = ["TOP_LEVEL_SETTINGS", "app", "as_overrides", "main"]
 
@@ -57,6 +57,9 @@ def run(
     fresh: Annotated[
         bool, _Flag, Parameter(help="Start over: set the folder of an earlier run of this name aside.")
     ] = False,
+    accept_changes: Annotated[
+        bool, _Flag, Parameter(help="Go on from a checkpoint although settings, data or code have changed since.")
+    ] = False,
 ) -> None:
     """Run the stages of a configuration; run it again to continue where it stopped.
 
@@ -76,11 +79,35 @@ def run(
         if missing := [line for line in plan if NOT_READY in line]:
             raise RunError(f"this run could not start: {'; '.join(missing)}")
         return
+    _run_pipeline(resolved, quiet=quiet, fresh=fresh, accept_changes=accept_changes)
+
+
+@app.command
+def resume(
+    folder: Annotated[Path, Parameter(name="RUN", help="Folder of a run, e.g. runs/quickstart.")],
+    /,
+    *,
+    quiet: Annotated[bool, _Flag, Parameter(help="Print nothing but the report's path.")] = False,
+    accept_changes: Annotated[
+        bool, _Flag, Parameter(help="Go on although data or code have changed since.")
+    ] = False,
+) -> None:
+    """Go on with an interrupted run from its newest checkpoint, with the settings it was started with."""
+    from tether.config import load_config
+
+    stored = folder / "config.json"
+    if not stored.is_file():
+        raise RunError(f"{folder} is no run: it holds no config.json")
+    resolved = load_config(stored, [f"output={folder.absolute().parent}", f"name={folder.absolute().name}"])
+    _run_pipeline(resolved, quiet=quiet, fresh=False, accept_changes=accept_changes)
+
+
+def _run_pipeline(config: Any, *, quiet: bool, fresh: bool, accept_changes: bool) -> None:
     from tether.progress import choose_progress
     from tether.run.pipeline import run as run_pipeline
 
     with choose_progress(quiet) as progress:
-        result = run_pipeline(resolved, observer=progress, fresh=fresh)
+        result = run_pipeline(config, observer=progress, fresh=fresh, accept_changes=accept_changes)
     print(result.report)
 
 
@@ -148,6 +175,78 @@ def report(
     print(write_report(folder))
 
 
+@app.command
+def algorithms() -> None:
+    """List the online algorithms as what they are: choices of parts. `kind` takes their names."""
+    from tether.algorithms.table import as_text
+
+    print(as_text())
+
+
+@app.command
+def conformance(
+    *words: Annotated[
+        str, Parameter(name="FILE", help="Cases as in docs/conformance.md; with --config, settings that replace those of the run.")
+    ],
+    config: Annotated[
+        Path | None, Parameter(help="Check a run of your own instead: ratio, masks, KL, gradients, sampler.")
+    ] = None,
+    as_json: Annotated[bool, _Flag, Parameter(name="--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Check the mathematics against a file of golden cases, or a run of yours against what it should compute.
+
+    Status 0 only if everything passed and nothing is missing. Example: tether conformance --config run.toml
+    """
+    if config is not None:
+        from tether.config import load_config
+        from tether.run import selfcheck
+
+        verdict = selfcheck.check_config(load_config(config, words))
+        print(selfcheck.as_json(verdict) if as_json else selfcheck.as_text(verdict))
+        if not verdict.ok:
+            raise RunError(f"{config}: {verdict.sentence}")
+        return
+    if len(words) != 1:
+        raise ConfigError(f"conformance: expected one FILE of cases or --config RUN.toml, got {len(words)} files")
+    from tether import conformance as cases
+
+    report = cases.run_file(words[0])
+    print(cases.as_json(report) if as_json else cases.as_text(report))
+    if not report.ok:
+        raise TetherError(f"{words[0]}: {report.verdict}")
+
+
+@app.command
+def lab(
+    name: Annotated[str | None, Parameter(help="Which lab; without it, all are listed.")] = None,
+    /,
+    *,
+    as_json: Annotated[bool, _Flag, Parameter(name="--json", help="Print every figure, unrounded, as JSON.")] = False,
+    plot: Annotated[Path | None, Parameter(help="Draw it into this .svg or .png file.")] = None,
+    **options: Annotated[str, Parameter(help="What the lab lets you set, e.g. --contradict 5.")],
+) -> None:
+    """Small worlds with exact answers: textbook rules beside the correct ones, and experiments with known outcomes."""
+    from tether.labs import LABS, run_lab
+    from tether.labs.options import parse_options
+
+    if name is None:
+        print("\n".join(_lab_line(entry) for entry in LABS.values()))
+        return
+    from tether.labs.plot import write_plot
+    from tether.labs.show import as_json as result_json
+    from tether.labs.show import as_text
+
+    result = run_lab(name, **parse_options(name, options))
+    print(result_json(result) if as_json else as_text(result))
+    if plot is not None:
+        write_plot(result, plot)
+
+
+def _lab_line(entry: Any) -> str:
+    options = "  ".join(f"--{option.name}" for option in entry.options)
+    return f"{entry.name:<18}{entry.summary}" + (f"  ({options})" if options else "")
+
+
 def _band(healthy: tuple[float | None, float | None] | None) -> str:
     if healthy is None:
         return ""
@@ -158,7 +257,7 @@ def _band(healthy: tuple[float | None, float | None] | None) -> str:
 
 
 def _resolved_text(path: Path, overrides: Sequence[str]) -> str:
-    from tether.config import parse_text, load_config
+    from tether.config import load_config, parse_text
     from tether.dryrun import Origin, render
 
     config = load_config(path, overrides)
@@ -169,7 +268,8 @@ def _resolved_text(path: Path, overrides: Sequence[str]) -> str:
 def as_overrides(tokens: Sequence[str]) -> list[str]:
     """Dotted settings in any accustomed spelling become ``a.b=c``; other tokens stay.
 
-    Example: ["--sft.batch-size", "4", "--quiet", "seed=1"] -> ["sft.batch_size=4", "--quiet", "seed=1"].
+    Example: ["--sft.batch-size", "4", "--quiet", "seed=1"] -> ["sft.batch_size=4", "--quiet", "seed=1"]. Raises ConfigError for a setting
+    without its value.
     """
     pending, rewritten = list(tokens), []
     while pending:
@@ -183,16 +283,19 @@ def as_overrides(tokens: Sequence[str]) -> list[str]:
             rewritten.append(token)
         elif equals:
             rewritten.append(f"{_underscored(path)}={value}")
+        elif not pending or pending[0].startswith("--"):
+            found = f"; {pending[0]} is the next option" if pending else ""
+            raise ConfigError(f"{token}: a value is missing{found}. Write {token}=VALUE, or {_underscored(path)}=VALUE")
         else:
-            rewritten.append(f"{_underscored(path)}={pending.pop(0)}" if pending else _underscored(path))
+            rewritten.append(f"{_underscored(path)}={pending.pop(0)}")
     return rewritten
 
 
 def _underscored(path: str) -> str:
-    """Field names have underscores; the NAME of rl.NAME is the user's and stays."""
+    """Field names have underscores; the NAME of rl.NAME and direct.NAME is the user's and stays."""
     parts = path.split(".")
     return ".".join(
-        part if index == 1 and parts[0] == "rl" else part.replace("-", "_")
+        part if index == 1 and parts[0] in {"rl", "direct"} else part.replace("-", "_")
         for index, part in enumerate(parts)
     )
 
@@ -215,18 +318,20 @@ def main(tokens: Sequence[str]) -> int:
     except ConfigError as error:
         _complain(str(error))
         return 2
+    except Interrupted as stopped:
+        _complain(f"{stopped}. To continue, run: {_again(tokens)}")
+        return stopped.status
     except TetherError as error:
         _complain(str(error))
         return 1
     except KeyboardInterrupt:
-        again = shlex.join(["tether", *(token for token in tokens if token != "--fresh")])
-        _complain(
-            f"stopped. To continue where it stopped, run: {again}"
-            if tokens[:1] == ["run"]
-            else f"stopped. Run again: {again}"
-        )
+        _complain(f"stopped. Run again: {_again(tokens)}")
         return 130
     return 0
+
+
+def _again(tokens: Sequence[str]) -> str:
+    return shlex.join(["tether", *(token for token in tokens if token != "--fresh")])
 
 
 def _complain(text: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from tether.config import (
     OFF,
     DataSource,
+    DirectConfig,
     EvaluateConfig,
     OnlineDPOConfig,
     PolicyGradientConfig,
@@ -26,6 +27,7 @@ from tether.config import (
     SFTConfig,
     is_switchable,
 )
+from tether.data.load import load_comparisons, load_demonstrations, load_feedback, load_prompts
 from tether.errors import TetherError
 
 __all__ = ["NOT_READY", "Origin", "parameter_count", "plan_lines", "render"]
@@ -146,8 +148,9 @@ def plan_lines(config: RunConfig) -> list[str]:
             f"at most {rl.steps * rl.epochs * rl.minibatches:,} optimiser steps, "
             f"at most {rollouts * rl.sampling.max_new_tokens:,} tokens generated; {_tether_text(rl)}"
         )
+    lines += [_plan_direct(name, direct) for name, direct in config.direct.items()]
     if config.evaluate:
-        lines.append(_plan_evaluate(config.evaluate, 1 + len(config.rl)))
+        lines.append(_plan_evaluate(config.evaluate, 1 + len(config.rl) + len(config.direct)))
     lines.append(f"folder {config.folder}: events.jsonl, one model per stage, evaluation.json, report.html")
     return lines
 
@@ -159,7 +162,7 @@ def _tether_text(rl: RolloutConfig) -> str:
 
 
 def _plan_sft(sft: SFTConfig) -> str:
-    rows = _count_rows(sft.data)
+    rows = _count_rows(sft.data, load_demonstrations)
     text = f"sft: {_rows_text(sft.data, 'demonstrations', rows)}"
     if rows is None:
         return text
@@ -168,7 +171,7 @@ def _plan_sft(sft: SFTConfig) -> str:
 
 
 def _plan_reward_model(reward: RewardModelConfig) -> str:
-    rows = _count_rows(reward.data)
+    rows = _count_rows(reward.data, load_comparisons)
     text = f"reward_model: {_rows_text(reward.data, 'comparisons', rows)}"
     if rows is None:
         return text
@@ -180,8 +183,24 @@ def _plan_reward_model(reward: RewardModelConfig) -> str:
     )
 
 
+def _plan_direct(name: str, direct: DirectConfig) -> str:
+    """Rows, steps and tokens; what is held out goes by prompts, so that the count of rows is near."""
+    kto, free = direct.kind == "kto", direct.kind in {"orpo", "simpo"}
+    rows = _count_rows(direct.data, load_feedback if kto else load_comparisons)
+    text = f"direct.{name} ({direct.kind}): {_rows_text(direct.data, 'judged answers' if kto else 'comparisons', rows)}"
+    if rows is None:
+        return text
+    train = round(rows * (1 - direct.held_out_share))
+    steps = direct.epochs * math.ceil(train / direct.batch_size)
+    tether = "no reference in the loss" if free else f"tether in the preference loss, beta {direct.beta:g}"
+    return (
+        f"{text}, about {train:,} for training and {rows - train:,} held out, about {steps:,} optimiser steps, at most "
+        f"{(direct.epochs + 1) * train * 2 * direct.max_length:,} tokens (one pass of the start included); {tether}"
+    )
+
+
 def _plan_evaluate(evaluate: EvaluateConfig, num_models: int) -> str:
-    rows = _count_rows(evaluate.prompts)
+    rows = _count_rows(evaluate.prompts, load_prompts)
     prompts = _rows_text(evaluate.prompts, "held-out prompts", rows)
     text = f"evaluate ({evaluate.score}): {prompts}, {num_models} models"
     if rows is None:
@@ -191,7 +210,7 @@ def _plan_evaluate(evaluate: EvaluateConfig, num_models: int) -> str:
 
 
 def _rows_text(source: DataSource, noun: str, rows: int | None = None) -> str:
-    rows = _count_rows(source) if rows is None else rows
+    rows = _count_rows(source, load_prompts) if rows is None else rows
     return (
         f"{noun} from {source.path} (counted when loaded)"
         if rows is None
@@ -199,15 +218,13 @@ def _rows_text(source: DataSource, noun: str, rows: int | None = None) -> str:
     )
 
 
-def _count_rows(source: DataSource) -> int | None:
-    """Rows of local or bundled data; None for a hub id, which a dry run does not download."""
+def _count_rows(source: DataSource, read: Callable[[DataSource], Sequence[object]]) -> int | None:
+    """Rows of local or bundled data, each looked at; None for a hub id, which a dry run does not download."""
     path = source.path
     local = path.startswith("tether:") or Path(path).exists() or Path(path).suffix in {".jsonl", ".parquet"}
     if not local:
         return None
-    from tether.data.load import load_rows
-
-    return len(load_rows(path, source.split, source.limit).rows)
+    return len(read(source))
 
 
 def _model_size(name: str) -> str:

@@ -10,7 +10,9 @@
     ├── SamplerError (RuntimeError)     generation broke its contract
     ├── NumericsError (ArithmeticError) a value that must be finite is not; the step was not applied
     ├── RatioError (AssertionError)     the policy moved before the first update of a rollout
-    └── RunError (RuntimeError)         a run folder that cannot be used as asked
+    ├── CheckpointError (RuntimeError)  a checkpoint that cannot be written, or is not what was written
+    ├── RunError (RuntimeError)         a run folder that cannot be used as asked
+    └── Interrupted                     a signal ended the run after it was saved; carries the exit status
 
 Messages say what was expected, what came and what to do. All errors pickle, because workers send them home.
 """
@@ -20,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
-    "ConfigError", "DataError", "FetchError", "MissingHeadError", "ModelError", "NumericsError", "RatioError",
+    "CheckpointError", "ConfigError", "DataError", "FetchError", "Interrupted", "MissingHeadError", "ModelError",
+    "NumericsError", "RatioError",
     "RewardError", "RunError", "SamplerError", "TetherError",
 ]
 
@@ -80,5 +83,20 @@ class RatioError(TetherError, AssertionError):
     """The policy's log-probabilities differ from the old ones before the first update of a rollout."""
 
 
+class CheckpointError(TetherError, RuntimeError):
+    """A checkpoint that could not be written (the ones before it stay), or whose files are not those that were written."""
+
+
 class RunError(TetherError, RuntimeError):
     """A run folder that cannot be used as asked (changed configuration, unfinished stage, locked)."""
+
+
+class Interrupted(TetherError):
+    """A signal ended the run after its state was saved. ``status`` is the exit status: 128 + the number of the signal."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        super().__init__(status)
+
+    def __str__(self) -> str:
+        return "stopped by a signal; everything up to the last finished step is saved"

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tether.metrics import describe
 
-__all__ = ["EventLog", "read_events"]
+__all__ = ["EventLog", "read_events", "settled"]
 
 
 class EventLog:
@@ -54,6 +54,28 @@ def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
             if not line.endswith("\n"):
                 return
             yield _decode(json.loads(line))
+
+
+def settled(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events that belong to the weights that came out: steps that a crash undid are left out, the rest is kept in order.
+
+    A stage that goes on from a checkpoint of step k says ``resumed``: what it had logged after step k is undone. A stage that starts
+    again without one undoes all its steps. Example: steps 1 2 3 of a stage, resumed after 2, steps 3 4 -> 1 2 3 4.
+    """
+    kept: list[dict[str, Any]] = []
+    fresh: set[str] = set()
+    for event in events:
+        stage, kind = event.get("stage"), event["kind"]
+        if kind == "stage_started":
+            fresh.add(event["stage"])
+        elif kind == "resumed":
+            fresh.discard(event["stage"])
+            kept = [e for e in kept if e.get("stage") != stage or e.get("step", 0) <= event["step"]]
+        elif stage in fresh and "step" in event:
+            fresh.discard(event["stage"])
+            kept = [e for e in kept if e.get("stage") != stage or "step" not in e]
+        kept.append(event)
+    return kept
 
 
 def _drop_cut_line(path: Path) -> None:

@@ -49,6 +49,16 @@ REGISTRY: dict[str, Metric] = _table(
     ("pair_accuracy", "share", "pairs", "mean over pairs, a tie counts one half", "Share of pairs whose chosen answer scores higher.", (0.5, 1.0)),
     ("pair_margin", "score", "pairs", "mean over pairs", "Score of the chosen minus score of the rejected answer.", (0.0, None)),
     ("score_mean", "score", "answers", "mean over answers", "Mean raw score of the answers seen.", (-5.0, 5.0)),
+    # direct preference
+    ("implied_reward_chosen", "reward", "chosen or liked answers", "mean over answers", "beta x log(pi / start) of the answer, as the loss ranks it (ipo_avg, simpo, orpo: per token; the last two without the start).", None),
+    ("implied_reward_rejected", "reward", "rejected or disliked answers", "mean over answers", "The same of the answers that lost.", None),
+    ("implied_margin", "reward", "units of the step", "mean over chosen minus mean over rejected", "Implied reward of chosen minus that of rejected answers.", (0.0, None)),
+    ("implied_accuracy", "share", "pairs (kto: answers)", "mean over units, a tie counts one half", "Share of pairs whose chosen answer has the larger implied reward; kto: of answers on the right side of z0.", (0.5, 1.0)),
+    ("chosen_logprob", "nats per sequence", "response tokens of chosen answers", "mean over answers of the sum over tokens", "log pi - log pi_start: falling while the margin rises is displacement.", None),
+    ("rejected_logprob", "nats per sequence", "response tokens of rejected answers", "mean over answers of the sum over tokens", "log pi - log pi_start of the answers that lost.", None),
+    ("kto_z0", "nats per sequence", "mismatched answers of the step", "value", "KTO's reference point: max(0, mean log-ratio of answers to other prompts).", None),
+    ("tie_share", "share", "groups", "mean over groups", "Groups that give no pair: best and worst reward within min_gap, the same text, or fewer than two scored answers.", (0.0, 0.9)),
+    ("pair_gap", "reward", "pairs", "mean over pairs", "Reward of the best minus reward of the worst answer of a group, where they make a pair.", (0.0, None)),
     # rewards
     ("reward", "reward", "scored rollouts", "mean over rollouts", "Weighted sum of the reward parts, before the KL term.", None),
     ("reward_std", "reward", "scored rollouts", "population standard deviation over rollouts", "Spread of the reward in this step.", (0.0, None)),

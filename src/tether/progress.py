@@ -17,7 +17,7 @@ __all__ = ["LiveProgress", "PlainProgress", "Progress", "QuietProgress", "choose
 
 # (metric, label): the first of each line that a step reports is shown, in this order.
 _HEADLINES: tuple[tuple[tuple[str, str], ...], ...] = (
-    (("reward", "reward"), ("pair_accuracy", "accuracy"), ("loss", "loss")),
+    (("reward", "reward"), ("pair_accuracy", "accuracy"), ("implied_accuracy", "accuracy"), ("loss", "loss")),
     (("kl_k1_sequence", "KL"), ("kl_k3_token", "KL"), ("kl_k1_token", "KL"), ("token_accuracy", "accuracy")),
     (("tokens_per_second", ""),),
 )

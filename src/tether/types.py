@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Any, Literal
 
 __all__ = [
-    "Comparison", "Completion", "Demonstration", "Failure", "Message", "Prompt", "Request", "Rollout",
-    "RolloutGroup", "Sampling", "Score", "StopReason",
+    "Comparison", "Completion", "Demonstration", "Failure", "Feedback", "Message", "Prompt", "Request",
+    "Rollout", "RolloutGroup", "Sampling", "Score", "StopReason",
 ]
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -38,12 +38,19 @@ class Message:
 class Prompt:
     """What the policy is asked. ``text`` is a plain string or a conversation; ``columns`` are the other fields of the row.
 
-    ``prompt_id`` identifies the prompt in groups, in the log and in the sampler's randomness.
+    ``prompt_id`` identifies the prompt in groups, in the log and in the sampler's randomness. ``origin`` is for messages: where it was
+    read, "FILE, row N" with N from 1.
     """
 
     prompt_id: str
     text: str | tuple[Message, ...]
     columns: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = field(default="", compare=False)
+
+    @property
+    def place(self) -> str:
+        """How a message names this prompt: by its origin, else by its id."""
+        return self.origin or f"prompt {self.prompt_id!r}"
 
     @property
     def question(self) -> str:
@@ -69,6 +76,15 @@ class Comparison:
     chosen: str | tuple[Message, ...]
     rejected: str | tuple[Message, ...]
     margin: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """One answer to a prompt and whether it was liked, without another answer to compare it with."""
+
+    prompt: str | tuple[Message, ...]
+    completion: str | tuple[Message, ...]
+    liked: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,10 +125,34 @@ def test_unreadable_places(tmp_path):
             load_rows(str(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"prompt": "q"}, {"prompt": None}], "row 2: `prompt` is null"),
+        ([{"prompt": 1}, {"prompt": 2}], "rows 1-2: `prompt` must be a string or a list .* got a number"),
+        ([{"prompt": b"raw"}], "row 1: `prompt` must be a string .* got bytes"),
+        ([{"prompt": "q"}, {"prompt": " "}], "row 2: the prompt is empty"),
+        ([{"prompt": [{"role": "bot", "content": "x"}]}], "row 1: `prompt`, message 1: role must be one of"),
+        ([{"prompt": [{"role": "user", "content": None}]}], "message 1: `content` is null; expected"),
+    ],
+)
+def test_odd_parquet_values_are_named_with_their_rows(tmp_path, rows, message):
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=rf"(?s)x\.parquet: .* cannot be used.*{message}"):
+        load_prompts(Place(str(tmp_path / "x.parquet")))
+
+
+def test_parquet_text_that_is_not_utf8_costs_its_own_row(tmp_path):
+    text = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\3\0\0\0\4\0\0\0"), pa.py_buffer(b"a\xff\xfeb")])
+    pq.write_table(pa.table({"prompt": text, "n": [1, 2, 3]}), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=r"(?s)1 of 3 rows.*row 2: a text is not UTF-8 at its byte 1"):
+        load_prompts(Place(str(tmp_path / "x.parquet")))
+
+
 def test_sources_to_records(jsonl, tmp_path):
     assert [d.completion for d in load_demonstrations(Place(str(jsonl), limit=2))] == ["answer 0", "answer 1"]
     assert [p.text for p in load_prompts(Place(str(jsonl)))] == [row["prompt"] for row in ROWS]
     with pytest.raises(
-        DataError, match=r"(?s)rows.jsonl: 5 of 5 rows.*row 5: `chosen` and `rejected` missing"
+        DataError, match=r"(?s)rows.jsonl: 5 of 5 rows.*rows 1-5: `chosen` is missing, `rejected` is missing"
     ):
         load_comparisons(Place(str(jsonl)))

@@ -16,12 +16,16 @@ PACKAGE = ROOT / "src" / "tether"
 
 PUBLIC = [
     "Comparison", "Completion", "Demonstration", "Message", "Policy", "Prompt", "RewardModel", "RunConfig",
-    "Sampling", "__version__", "grpo", "load_config", "ppo", "rl", "update_policy",
+    "Sampling", "__version__", "dpo", "grpo", "load_config", "ppo", "rl", "update_policy",
 ]  # fmt: skip
 
 OPTIONS = {
-    "run": ["--dry-run", "--fresh", "--model", "--quiet", "CONFIG", "OVERRIDES"],
+    "run": ["--accept-changes", "--dry-run", "--fresh", "--model", "--quiet", "CONFIG", "OVERRIDES"],
+    "resume": ["--accept-changes", "--quiet", "RUN"],
     "fetch": ["NAME"],
+    "algorithms": [],
+    "conformance": ["--config", "--json", "FILE"],
+    "lab": ["--[KEYWORD]", "--json", "--plot", "NAME"],
     "config show": ["CONFIG", "OVERRIDES"],
     "config schema": [],
     "metrics": [],

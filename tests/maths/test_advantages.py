@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tether import maths
 from tether.maths import StdKind
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 
 def _group(*rewards: float, dtype=torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,3 +177,38 @@ def test_reinforce_pp_baseline_keeps_unscorable_rows_out():
     mask = torch.tensor([[True], [True], [True]])
     advantages = maths.reinforce_pp_baseline_advantages(rewards, ids, mask)
     assert advantages.flatten().tolist() == pytest.approx([1, -1, 0], abs=1e-6)
+
+
+@every_estimator
+@pytest.mark.parametrize("rewards", [(0.3, 0.3), (0.1 + 0.2, 0.3), (0.7,), (NAN, NAN), (0.7, NAN)])
+def test_no_spread_gives_zeros_without_eps_too(estimate, rewards):
+    estimate = {
+        maths.grpo_advantages: lambda r, g: maths.grpo_advantages(r, g, eps=0.0),
+        maths.grpo_batch_std_advantages: lambda r, g: maths.grpo_batch_std_advantages(r, g, eps=0.0),
+    }.get(estimate, estimate)
+    assert estimate(*_group(*rewards)).tolist() == [0.0] * len(rewards)
+
+
+@every_estimator
+def test_advantages_are_detached(estimate):
+    rewards, ids = _group(1, 0, 0.5)
+    assert not estimate(rewards.requires_grad_(), ids).requires_grad
+
+
+def test_batch_std_by_hand():
+    rewards, ids = torch.tensor([0.0, 2, 5, 5]), torch.tensor([0, 0, 1, 1])
+    advantages = maths.grpo_batch_std_advantages(rewards, ids, 0, 0.0)
+    assert advantages.tolist() == pytest.approx([-0.471405, 0.471405, 0, 0], abs=1e-6)
+
+
+def test_remax_subtracts_in_full_precision_and_refuses_infinity():
+    half = torch.tensor([100.5], dtype=torch.bfloat16), torch.tensor([0.375], dtype=torch.bfloat16)
+    assert maths.remax_advantages(*half).tolist() == [100.125]  # bfloat16 would say 100
+    for rewards, greedy, name in (([1.0, INF], [0.0, 0.0], "rewards"), ([1.0, 0.0], [0.0, INF], "greedy_rewards")):
+        with pytest.raises(maths.NonFiniteError, match=f"^{name} is inf at row 1"):
+            maths.remax_advantages(torch.tensor(rewards), torch.tensor(greedy))
+
+
+def test_an_infinite_component_is_refused_whatever_its_weight():
+    with pytest.raises(maths.NonFiniteError, match="rewards is inf at row 0, column 1"):
+        maths.mixed_reward(torch.tensor([[1.0, INF]]), torch.tensor([1.0, 0.0]))

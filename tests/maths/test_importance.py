@@ -75,3 +75,14 @@ def test_only_negative_rows_far_off_policy_are_dropped():
     out = maths.off_policy_sequence_mask(logprobs, sampler, torch.tensor([-1.0, 1.0, -1.0, NAN]), mask, 0.5)
     assert out.keep_B.tolist() == [False, True, True, True]
     assert out.seq_kl_B.tolist() == pytest.approx([1, 1, 0.1, 0])
+
+
+def test_a_mismatch_over_nothing_is_refused():
+    with pytest.raises(ValueError, match="no live position"):
+        maths.mismatch_kl(OLD, SAMPLER, torch.zeros_like(MASK))
+
+
+def test_geometric_mask_drops_a_row_outside_on_either_side():
+    for low, high in ((1.3, None), (None, 1.2)):
+        out = maths.is_weights(OLD, SAMPLER, MASK, ImportanceMode.SEQ_GEO_MASK, low, high)
+        assert out.tolist() == [[0, 0, 0]]

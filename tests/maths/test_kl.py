@@ -134,3 +134,8 @@ def test_target_kl_stops_strictly_above_and_on_nan():
     assert maths.exceeds_target_kl(NAN, 0.02)
     assert maths.target_kl_stop([0.01, 0.02, 0.04], 0.02) == 2
     assert maths.target_kl_stop([0.01], 0.02) is None
+
+
+def test_a_horizon_that_is_not_positive_is_refused():
+    with pytest.raises(ValueError, match="horizon must be positive"):
+        maths.adaptive_beta(0.2, 6.0, 6.0, 256, 0)

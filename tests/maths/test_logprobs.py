@@ -230,3 +230,27 @@ def test_a_filtered_token_is_never_drawn(logits, uniform, top_k, top_p):
 def test_uniforms_outside_the_unit_interval_are_refused():
     with pytest.raises(ValueError, match="uniforms"):
         maths.inverse_cdf_sample(torch.zeros(1, 2), torch.tensor([1.5]))
+
+
+def test_flat_entropy_by_hand():
+    entropy = maths.entropy_from_logits(torch.tensor([[0.0, 0, 0, 0], [0.0, -math.inf, -math.inf, 0]]))
+    assert entropy.tolist() == pytest.approx([1.386294, 0.693147], abs=1e-6)
+
+
+def test_chunks_without_gradients_give_the_same_values(monkeypatch):
+    logits = torch.tensor([[2.0, 1, 0], [0, 0, 0], [0, 1, 2]], dtype=torch.float64)
+    monkeypatch.setattr(logprobs_module, "CHUNK_ELEMENTS", 3)  # one position at a time
+    scored = maths.selected_logprobs(logits, torch.tensor([0, 1, 0]))
+    assert scored.tolist() == pytest.approx([-0.407606, -1.098612, -2.407606], abs=1e-6)
+
+
+def test_a_mask_without_columns_has_no_last_position():
+    assert maths.last_live_index(torch.zeros(2, 0).bool()).tolist() == [-1, -1]
+
+
+def test_top_p_is_measured_on_what_top_k_left():
+    # .4 and .3 are left: .571 and .429 of their sum, so the first alone reaches .5 (of the whole it would not)
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]], dtype=torch.float64).log()
+    filtered = maths.filter_logits(logits, top_k=2, top_p=0.5)
+    assert filtered.keep_NV.tolist() == [[True, False, False, False]]
+    assert float(filtered.log_kept_mass_N) == pytest.approx(math.log(0.4))

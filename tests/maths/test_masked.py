@@ -116,3 +116,43 @@ def test_half_precision_is_reduced_in_float32():
     total = maths.masked_sum(x, torch.ones(1, 4096, dtype=torch.bool))
     assert total.dtype == torch.float32
     assert float(total) == 4096.0  # bfloat16 1.001 is 1; a bfloat16 sum would stall
+
+
+def test_a_sample_variance_needs_two_positions():
+    with pytest.raises(ValueError, match="more than 1 live positions, found 1"):
+        maths.masked_var(X[1:2], MASK[1:2], ddof=1)
+
+
+def test_nothing_live_scales_to_zero():
+    assert maths.scale_only_whiten(X, torch.zeros_like(MASK)).tolist() == [[0.0, 0.0]] * 3
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("row", [[0.3] * 6, [0.1 + 0.2, 0.3], [0.0, 0.0], [-7.1] * 9])
+def test_rounding_is_no_spread(row, dtype, eps):
+    x = torch.tensor([[*row, NAN]], dtype=dtype)
+    mask = torch.tensor([[True] * len(row) + [False]])
+    assert not maths.has_spread(x, mask)
+    assert maths.whiten(x, mask, eps=eps).tolist() == [[0.0] * (len(row) + 1)]
+    assert maths.scale_only_whiten(x, mask, eps=eps)[0, :-1].tolist() == pytest.approx(row, rel=1e-6)
+
+
+def test_a_small_spread_beside_rounding_is_a_spread():
+    x, live = torch.tensor([[-1e-20, 1e-20]], dtype=torch.float64), torch.ones(1, 2, dtype=torch.bool)
+    assert maths.has_spread(x, live)
+    assert maths.whiten(x, live, eps=0.0)[0].tolist() == pytest.approx([-1, 1])
+    assert not maths.has_spread(x, ~live)
+
+
+def test_whitened_nan_pads_leave_the_gradient_finite():
+    x = torch.tensor([[1.0, 3.0, 8.0, NAN, INF]], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[True, True, True, False, False]])
+    for function in (maths.whiten, maths.scale_only_whiten):
+        (gradient,) = torch.autograd.grad(function(x, mask)[0, 0], x)
+        assert torch.isfinite(gradient).all()
+        assert gradient[0, 3:].tolist() == [0, 0]
+    # d (x_0 - m) / s dx_0 with deviations -3, -1, 4 and variance 26 / 3: (1 - 1/3) / s - 9 / (3 s^3)
+    scale = (26 / 3) ** 0.5
+    (gradient,) = torch.autograd.grad(maths.whiten(x, mask, eps=0.0)[0, 0], x)
+    assert float(gradient[0, 0]) == pytest.approx(2 / (3 * scale) - 3 / scale**3)

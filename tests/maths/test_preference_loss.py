@@ -124,3 +124,24 @@ def test_gradients_against_finite_differences(kind):
     chosen = torch.tensor([-4.0, -3.5], dtype=torch.float64, requires_grad=True)
     rejected = torch.tensor([-6.0, -3.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(loss, (chosen, rejected))
+
+
+@pytest.mark.parametrize(("good", "bad"), [(0, 10), (10, 0)])
+def test_kto_weights_need_both_kinds(good, bad):
+    with pytest.raises(ValueError, match="both kinds of rows"):
+        maths.kto_weights(good, bad)
+
+
+def test_implicit_rewards_of_no_pairs_are_refused():
+    none = torch.zeros(0)
+    with pytest.raises(ValueError, match="no pairs"):
+        maths.implicit_rewards(maths.PreferencePairs(none, none, none, none, none, none), 0.1)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [lambda h: maths.dpo_loss(h, 0.1), lambda h: maths.robust_dpo_loss(h, 0.1, 0.1), lambda h: maths.ipo_loss(h, 0.1)],
+)
+def test_a_nan_margin_names_the_row(loss):
+    with pytest.raises(maths.NonFiniteError, match="margin is nan at row 1"):
+        loss(torch.tensor([0.0, NAN]))

@@ -161,3 +161,17 @@ def test_decoupled_gae_by_hand():
 
 def test_vapo_lambda_by_hand():
     assert maths.vapo_lambda(torch.tensor([40, 10, 200])).tolist() == pytest.approx([0.5, 0.0, 0.9])
+
+
+def test_vapo_lambda_needs_a_positive_alpha():
+    with pytest.raises(ValueError, match="alpha must be positive"):
+        maths.vapo_lambda(torch.tensor([40]), 0.0)
+
+
+def test_batches_without_columns_have_empty_results():
+    nothing, mask = torch.zeros(2, 0), torch.zeros(2, 0).bool()
+    truncated = torch.tensor([True, False])
+    for dones in (None, mask):
+        result = maths.gae(nothing, nothing, mask, 1.0, 0.9, truncated, None, dones)
+        assert result.advantages_BT.shape == result.returns_BT.shape == (2, 0)
+    assert maths.reward_to_go(nothing, mask).shape == (2, 0)

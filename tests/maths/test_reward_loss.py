@@ -101,3 +101,44 @@ def test_pair_metrics_by_hand():
 def test_a_perfectly_certain_pair_falls_in_the_last_bin():
     out = maths.pair_metrics(torch.tensor([800.0]), torch.tensor([0.0]))
     assert (out.accuracy, out.nll, out.ece) == (1, 0, 0)
+
+
+def test_label_smoothing_out_of_range_is_refused():
+    with pytest.raises(ValueError, match=r"\[0, .5\)"):
+        maths.bt_loss(torch.zeros(1), torch.zeros(1), label_smoothing=0.5)
+
+
+def test_a_nan_margin_names_the_row():
+    with pytest.raises(maths.NonFiniteError, match="margin is nan at row 1"):
+        maths.bt_loss(torch.zeros(2), torch.zeros(2), margin=torch.tensor([0.0, NAN]))
+
+
+def test_tie_models_refuse_negative_parameters():
+    zero = torch.zeros(())
+    with pytest.raises(ValueError, match="eta must not be negative"):
+        maths.rao_kupper(zero, zero, -0.1)
+    with pytest.raises(ValueError, match="nu must not be negative"):
+        maths.davidson(zero, zero, -0.1)
+
+
+def test_losses_and_metrics_of_nothing_are_refused():
+    with pytest.raises(ValueError, match="no prompts"):
+        maths.flattened_pair_loss([])
+    with pytest.raises(ValueError, match="no pairs"):
+        maths.pair_metrics(torch.zeros(0), torch.zeros(0))
+
+
+def test_linear_fit_halves_a_step_that_overshoots():
+    # Plain Newton raises the objective here at its twelfth step, from .009 to 2.05.
+    features = torch.tensor([[121.7, -510.0, -42.0], [0.6, -1.4, -1.4], [-2.6, 8.0, -5.5]], dtype=torch.float64)
+    l2 = 0.0009372879
+    w = maths.linear_bt_fit(features, l2).requires_grad_()
+    objective = maths.bt_loss(features @ w, torch.zeros(3).double()).mean() + l2 / 2 * w.square().sum()
+    (gradient,) = torch.autograd.grad(objective, w)
+    assert gradient.abs().max() < 1e-7
+    assert objective < 0.009
+
+
+def test_linear_fit_says_when_it_did_not_converge():
+    with pytest.raises(RuntimeError, match="did not converge in 1 steps"):
+        maths.linear_bt_fit(torch.tensor([[1.0]]), 0.25, max_steps=1)

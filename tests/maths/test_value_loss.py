@@ -51,3 +51,10 @@ def test_explained_variance_by_hand():
 def test_negative_clip_is_refused():
     with pytest.raises(ValueError, match="clip"):
         _one(1.0, 0.0, 0.0, -0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_returns_that_differ_by_rounding_alone_explain_nothing(dtype):
+    live = torch.ones(1, 6, dtype=torch.bool)
+    returns = torch.full((1, 6), 0.3, dtype=dtype)  # their float32 variance is 9e-16, not 0
+    assert math.isnan(maths.explained_variance(torch.zeros(1, 6, dtype=dtype), returns, live))

@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from tether.data.batches import TextBatch, pad_examples
 from tether.errors import DataError, MissingHeadError, ModelError
 from tether.models.adapters import LoraSpec
+from tether.models.policy import Policy
 from tether.models.reward import RewardModel, Truncation
 from tether.models.value import Critic, critic_from_reward_model
 from tether.types import Message
@@ -255,3 +256,13 @@ def test_critic_from_a_reward_model_values_a_state_as_its_score(tiny: Path) -> N
     assert float(model.trunk.norm.weight.detach().sum()) > 0
     with pytest.raises(ModelError, match="adapters"):
         critic_from_reward_model(RewardModel.from_base(tiny, lora=LoraSpec(2)))
+
+
+def test_a_critic_beside_a_policy_is_a_copy_with_a_zero_head(tiny: Path, batch: TextBatch) -> None:
+    policy = Policy.load(tiny)
+    critic = Critic.beside(policy.model)
+    assert float(live_values(critic, batch).abs().sum()) == 0
+    own, others = dict(critic.trunk.named_parameters()), dict(policy.model.get_decoder().named_parameters())
+    assert all(torch.equal(own[name], others[name]) and own[name] is not others[name] for name in others)
+    with pytest.raises(ModelError, match="holds adapters"):
+        Critic.beside(Policy.load(tiny, lora=LoraSpec(2)).model)

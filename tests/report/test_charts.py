@@ -27,6 +27,20 @@ def test_every_number_gives_a_path_inside_the_frame(values: list[float]):
     assert drawn.lines[0].not_finite == sum(not math.isfinite(v) for v in values)
 
 
+def test_counts_that_stay_zero_have_no_negative_ticks():
+    ticks_of_zeros = chart("m", "steps", "", {"a": [(1, 0.0), (2, 0.0)]}).y_ticks
+    assert ticks_of_zeros[0][1] == "0"
+
+
+def test_points_of_a_scatter_stand_away_from_the_frame_and_are_not_called_last():
+    drawn = chart("m", "score", "", {"a": [(0.0, 1.0)], "b": [(2.0, 3.0)]}, scatter=True)
+    line = chart("m", "score", "", {"a": [(0.0, 1.0), (2.0, 3.0)]})
+    assert min(mark.x for one in drawn.lines for mark in one.marks) > min(mark.x for mark in line.lines[0].marks)
+    assert max(mark.x for one in drawn.lines for mark in one.marks) < WIDTH - 8
+    assert drawn.summary == "m (score). a: 1; b: 3"
+    assert line.summary == "m (score). a: last 3"
+
+
 def test_a_number_that_is_not_finite_breaks_the_line():
     drawn = chart("m", "1", "", {"a": [(1, 0.0), (2, 1.0), (3, math.nan), (4, 1.0), (5, 0.0)]})
     assert drawn.lines[0].path.count("M") == 2

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tether import cli
+from tether.errors import RunError
 from tether.metrics import REGISTRY
 from tether.report import write_report
 from tether.report.page import LARGEST_PAGE
@@ -191,6 +192,34 @@ def test_every_registered_metric_finds_its_chart(make_run):
     folder = make_run(metrics=dict.fromkeys(REGISTRY, 1.0))
     text = " ".join(_page(folder).texts)
     assert [name for name, metric in REGISTRY.items() if metric.meaning not in text] == []
+
+
+def test_a_run_killed_at_its_start_gets_a_page_and_no_run_an_error(tmp_path, capsys):
+    folder = tmp_path / "early"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"name": "early", "output": "runs", "model": {"path": "tiny"}}))
+    assert cli.main(["report", str(folder)]) == 0
+    text = " ".join(_page(folder).texts)
+    assert "This run is unfinished" in text
+    assert "events.jsonl cannot be read" in text
+    for other in ("nothing", "early/report.html"):
+        assert cli.main(["report", str(tmp_path / other)]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written_is_a_run_error(make_run):
+    folder = make_run()
+    (folder / "report.html").mkdir()
+    with pytest.raises(RunError, match="cannot be written"):
+        write_report(folder)
+    assert [path.name for path in folder.iterdir() if path.name.endswith(".tmp")] == []
+
+
+def test_units_and_masks_that_say_nothing_are_left_out(make_run):
+    text = " ".join(_page(make_run(metrics={"learning_rate": 1e-5, "reward": 0.5})).texts)
+    assert "Over: none" not in text
+    assert "Over: scored rollouts; mean over rollouts." in text
+    assert "Learning rate in force. Value of the last optimiser step." in text
 
 
 def test_command_rebuilds_the_report(make_run, capsys):

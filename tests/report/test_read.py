@@ -35,6 +35,18 @@ def test_a_stage_that_started_again_replaces_its_first_attempt(tmp_path: Path):
     assert read_run(tmp_path).stage("rl.a").curves["reward"] == ((1, 1.0), (2, 2.0))
 
 
+def test_a_stage_that_goes_on_from_a_checkpoint_keeps_the_steps_before_it(tmp_path: Path):
+    log = EventLog(tmp_path / "events.jsonl")
+    for done, rewards in ((0, [1.0, 2.0, 9.0]), (2, [3.0]), (3, [4.0])):
+        log.write("stage_started", stage="rl.a", num_steps=4)
+        if done:
+            log.write("resumed", stage="rl.a", step=done)
+        for step, reward in enumerate(rewards, start=done + 1):
+            log.write("step", stage="rl.a", step=step, metrics={"reward": reward})
+    log.close()
+    assert read_run(tmp_path).stage("rl.a").curves["reward"] == ((1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0))
+
+
 @pytest.mark.parametrize(
     "tail",
     [
@@ -110,3 +122,34 @@ def test_interrupted_run_says_so(make_run):
     log.write("interrupted")
     log.close()
     assert read_run(folder).state == "interrupted"
+
+
+@pytest.mark.parametrize(
+    "log", [None, b"", b'{"time": "2026-01-01T00:00:00", "kind": "run_st', b"\xff\xfe\x00", b'{"kind": ["x"]}\n{"kind": 3}\n']
+)
+def test_a_run_that_was_killed_while_it_started_is_read(tmp_path: Path, log: bytes | None):
+    (tmp_path / "config.json").write_text(json.dumps({"name": "early", "output": "runs"}))
+    if log is not None:
+        (tmp_path / "events.jsonl").write_bytes(log)
+    run = read_run(tmp_path)
+    assert (run.name, run.state, run.stages, run.evaluation) == ("early", "unfinished", (), None)
+    assert bool(run.problems) == (log in (None, b"\xff\xfe\x00") or b"run_st" in (log or b""))
+
+
+def test_what_is_no_run_is_named(tmp_path: Path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 8}))
+    (tmp_path / "file").write_text("x")
+    for name, what in (("model", "holds no run"), ("file", "is no folder"), ("nowhere", "does not exist")):
+        with pytest.raises(RunError, match=rf"{name} {what}: expected a folder with config\.json and events\.jsonl"):
+            read_run(tmp_path / name)
+
+
+def test_no_value_in_the_files_is_an_exception(make_run):
+    folder = make_run()
+    odd = [None, True, 10**400, -1, "", "x" * 400, [], {}, [[]], [{}], {"a": {}}]
+    lines = [json.dumps({"kind": kind, "stage": value, "step": value, "num_steps": value, "metrics": {"reward": value}, "rows": [value]})
+             for kind in ("stage_started", "step", "samples", "stage_finished", "warning", "message") for value in odd]  # fmt: skip
+    with (folder / "events.jsonl").open("a") as file:
+        file.write("\n".join(lines) + "\n")
+    assert read_run(folder).stage("rl.grpo").last("reward") == pytest.approx(0.54)

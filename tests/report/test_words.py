@@ -8,6 +8,7 @@ from importlib import resources
 
 import pytest
 
+from tether.events import EventLog
 from tether.report.read import read_run
 from tether.report.words import band, hashes, policy_rows, raters_of
 from tether.report.words import summary as sentences
@@ -113,3 +114,26 @@ def test_every_checksum_is_listed(make_run):
 )
 def test_bands_in_words(healthy, text: str):
     assert band(healthy) == text
+
+
+def test_warnings_of_the_run_are_in_the_words(make_run):
+    folder = make_run()
+    log = EventLog(folder / "events.jsonl")
+    for text in ("KL -1.5 nats", "KL -2e-3 nats", *(f"trouble {letter}" for letter in "abcdefghijkl")):
+        log.write("warning", stage="rl.ppo", text=text)
+    log.close()
+    run = read_run(folder)
+    watch = summary(run)["Watch"]
+    assert "rl.ppo warned 2 times, at last: KL -2e-3 nats." in watch
+    assert "rl.ppo warned: trouble a." in watch
+    assert "3 further warnings" in watch
+    assert "WARNING: trouble l" in run.messages
+
+
+def test_counts_have_their_number(make_run):
+    folder = make_run()
+    data = json.loads((folder / "evaluation.json").read_text())
+    assert "2 answers each" in summary(read_run(folder))["Held-out score"]
+    data["policies"][0]["samples_per_prompt"] = 1
+    (folder / "evaluation.json").write_text(json.dumps(data))
+    assert "1 answer each" in summary(read_run(folder))["Held-out score"]

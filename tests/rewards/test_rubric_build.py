@@ -80,6 +80,16 @@ def test_too_many_failures_stop_the_run_and_say_why(make_rollout):
     rubric.score([[make_rollout("x"), make_rollout("break")]], max_failure_share=0.5)
 
 
+def test_a_failure_of_the_data_names_file_and_row(make_rollout):
+    rollout = make_rollout("Answer: 12")
+    from_file = replace(rollout, prompt=replace(rollout.prompt, origin="p.jsonl, row 7"))
+    rubric = build_rubric([SimpleNamespace(kind="exact", weight=1.0, params={})])
+    with pytest.raises(RewardError, match=r"the first, of p\.jsonl, row 7: `answer` is missing"):
+        rubric.score([[from_file]])
+    with pytest.raises(RewardError, match=r"the first, of prompt 'p': `answer` is missing"):
+        rubric.score([[rollout]])
+
+
 def test_wrong_answers_never_stop_the_run(make_rollout):
     (group,) = build_rubric([SimpleNamespace(kind="exact", weight=1.0, params={})]).score([[make_rollout("?", answer=1)] * 4])
     assert group.scores == (0.0,) * 4
@@ -175,6 +185,9 @@ def test_every_kind_is_built_by_name(kind):
         ("exact", {"compare": "floats"}, "compare"),
         ("length", {"low": 1}, "2 problems"),
         ("length", {"low": "a", "high": 2, "falloff": 3}, "rewards.length.params"),
+        ("length", {"low": "a", "high": 2.5, "falloff": True}, r"(?s)3 problems.*high = 2\.5: expected a valid integer"),
+        ("exact", {"marker": 4}, r"rewards\.exact\.params\.marker = 4: expected a valid string"),
+        ("format", {"ending": 3}, "ending = 3: expected a valid string"),
         ("format", {}, "at least one of"),
         ("format", {"pattern": "("}, "regular expression"),
         ("learned", {}, "no reward_model stage"),

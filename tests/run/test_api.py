@@ -69,3 +69,11 @@ def test_one_update_with_a_given_reference(policy):
     reference = Reference.frozen_copy(policy)
     statistics = tether.update_policy(policy, [[5, 6], [5, 6]], [[7], [8]], [1.0, 0.0], reference=reference, compute={"dtype": "float32"})
     assert statistics["optimiser_steps"] == 1
+
+
+def test_a_separate_critic_works_from_python_and_one_from_a_reward_model_needs_a_run(policy):
+    metrics = tether.rl(policy, ["one", "two"], lambda prompt, answer: float(len(answer)), algorithm="vapo", **SETTINGS)
+    assert metrics["value_loss"] > 0
+    assert policy.value_head is None
+    with pytest.raises(ConfigError, match="have no reward_model stage"):
+        tether.ppo(policy, ["one"], lambda prompt, answer: 0.0, critic="reward_model", **SETTINGS)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tether.config import RunConfig
-from tether.errors import ConfigError, DataError, RunError
+from tether.errors import ConfigError, RunError
 from tether.events import read_events
 from tether.records import write_jsonl
 from tether.run.pipeline import run
@@ -128,7 +128,7 @@ def test_case_H4_a_prompt_limit_has_an_effect(config, tmp_path):
         "evaluate": None,
         "rl": {"grpo": {**config["rl"]["grpo"], "max_prompt_tokens": 60}},
     }
-    with pytest.raises(DataError, match=r"the limit is 60"):
+    with pytest.raises(ConfigError, match=r"rl\.grpo\.prompts: .*(?s:.*)row 1: the prompt has .* the limit is 60"):
         run(RunConfig.model_validate(base))
     base["rl"]["grpo"]["long_prompts"] = "filter"
     run(RunConfig.model_validate(base), fresh=True)

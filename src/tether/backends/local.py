@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tether.config import OptimConfig
+from tether.errors import CheckpointError
+from tether.state import State
 
 __all__ = ["LocalWorker", "StepReport", "learning_rate_factor"]
 
@@ -54,11 +56,12 @@ class LocalWorker:
         self._total_steps = total_steps
         self._steps = 0
         named: dict[int, tuple[str, nn.Parameter]] = {}
-        for module in modules:
+        for number, module in enumerate(modules):
             for name, parameter in module.named_parameters():
                 if parameter.requires_grad:
-                    named.setdefault(id(parameter), (name, parameter))
-        self.parameters = [parameter for _, parameter in named.values()]
+                    named.setdefault(id(parameter), (f"{number}.{name}", parameter))
+        self._named = dict(named.values())
+        self.parameters = list(self._named.values())
         if not self.parameters:
             raise ValueError("no trainable weights: every parameter has requires_grad = False")
         groups = _groups(list(named.values()), config, head_names, head_learning_rate)
@@ -90,6 +93,40 @@ class LocalWorker:
     def discard(self) -> None:
         """Drop accumulated gradients without a step."""
         self.optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> State:
+        """Every trained weight, the moments of AdamW, and the place in the schedule."""
+        tensors: dict[str, Tensor] = {}
+        counts: dict[str, int] = {}
+        for name, parameter in self._named.items():
+            tensors[f"weights/{name}"] = parameter.detach()
+            moments = self.optimizer.state.get(parameter)
+            if moments:  # none before the first step that reached this weight
+                counts[name] = int(moments["step"])
+                tensors[f"exp_avg/{name}"] = moments["exp_avg"]
+                tensors[f"exp_avg_sq/{name}"] = moments["exp_avg_sq"]
+        return State(tensors, {"steps": self._steps, "updates": counts})
+
+    @torch.no_grad()
+    def restore(self, state: State) -> None:
+        """Go on from ``state``. Raises CheckpointError naming a weight that is missing, too much, or of another shape."""
+        told = {name.removeprefix("weights/") for name in state.tensors if name.startswith("weights/")}
+        if other := sorted(told ^ self._named.keys()):
+            raise CheckpointError(f"the checkpoint and the model do not have the same trained weights; the first that differs: {other[0]}")
+        for name, parameter in self._named.items():
+            saved = state.tensors[f"weights/{name}"]
+            if saved.shape != parameter.shape:
+                raise CheckpointError(f"{name} has shape {tuple(saved.shape)} in the checkpoint, {tuple(parameter.shape)} in the model")
+            parameter.copy_(saved)
+        self.optimizer.state.clear()
+        for name, count in state.values["updates"].items():
+            parameter = self._named[name]
+            self.optimizer.state[parameter] = {
+                "step": torch.tensor(float(count), device=parameter.device),
+                "exp_avg": state.tensors[f"exp_avg/{name}"].to(parameter.device, copy=True),
+                "exp_avg_sq": state.tensors[f"exp_avg_sq/{name}"].to(parameter.device, copy=True),
+            }
+        self._steps = int(state.values["steps"])
 
 
 def _groups(

@@ -8,6 +8,7 @@ The sentence under a field is its help text and its entry in docs/configuration.
 """
 
 from tether.config.base import OFF, Section, is_switchable
+from tether.config.direct import DirectConfig
 from tether.config.load import explain, load_config, parse_config, parse_text, resolved_json, rl_kind
 from tether.config.online import (
     ActorCriticConfig,
@@ -22,6 +23,7 @@ from tether.config.online import (
 )
 from tether.config.run import RunConfig
 from tether.config.settings import (
+    CheckpointConfig,
     ComputeConfig,
     DataSource,
     LoRAConfig,
@@ -36,9 +38,11 @@ __all__ = [
     "OFF",
     "ActorCriticConfig",
     "AnyRLConfig",
+    "CheckpointConfig",
     "ComputeConfig",
     "CriticFreeConfig",
     "DataSource",
+    "DirectConfig",
     "DynamicSamplingConfig",
     "EvaluateConfig",
     "KLConfig",

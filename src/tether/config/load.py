@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from tether.config.direct import DirectConfig
 from tether.config.online import ActorCriticConfig, CriticFreeConfig, OnlineDPOConfig
 from tether.config.run import RunConfig
 from tether.errors import ConfigError
@@ -69,7 +70,8 @@ def parse_text(text: str, suffix: str, source: str) -> dict[str, Any]:
 def _apply_override(data: dict[str, Any], override: str, source: str) -> None:
     """``a.b.c=value`` with the value read as TOML (a bare word is a string). Unknown names are found at validation."""
     path, equals, raw = override.partition("=")
-    keys = path.strip().replace("-", "_").split(".") if not path.strip().startswith("rl.") else path.strip().split(".")
+    named = path.strip().startswith(("rl.", "direct."))  # the NAME is the user's and stays as written
+    keys = path.strip().split(".") if named else path.strip().replace("-", "_").split(".")
     if not equals or not all(keys):
         raise ConfigError(f"override {override!r}: expected dotted.path=value, e.g. sft.epochs=2", source)
     try:
@@ -176,6 +178,8 @@ def _section_at(loc: Sequence[int | str], root: type[BaseModel]) -> type[BaseMod
     parts = list(loc)
     if len(parts) >= 3 and parts[0] == "rl":
         model, parts = _KINDS.get(str(parts[2])), parts[3:]
+    elif len(parts) >= 2 and parts[0] == "direct":
+        model, parts = DirectConfig, parts[2:]
     for part in parts:
         if isinstance(part, int) or model is None:
             continue

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["ACTOR_CRITIC", "CRITIC_FREE", "TITLES"]
+__all__ = ["ACTOR_CRITIC", "CRITIC_FREE", "DIRECT", "DIRECT_TITLES", "TITLES"]
 
 _NO_TETHER = {"where": "loss", "estimator": "k3_corrected", "beta": 0.0}
 _IN_REWARD = {"where": "reward", "estimator": "k1"}
@@ -75,6 +75,22 @@ CRITIC_FREE = _frozen(
 )
 """Algorithms whose baseline comes from other answers, by kind: what differs from CriticFreeConfig's own defaults (GRPO)."""
 
+DIRECT = _frozen(
+    {
+        "dpo": {},
+        "cdpo": {"label_smoothing": 0.1},
+        "robust": {"label_smoothing": 0.1},
+        "ipo": {},
+        "ipo_avg": {"beta": 1.0},
+        "hinge": {},
+        "kto": {},
+        "orpo": {},
+        "simpo": {"beta": 2.0, "gamma": 1.0},
+    }
+)
+"""Direct preference losses by kind: what differs from DirectConfig's own defaults (DPO). `ipo_avg` aims at 1 / (2 beta) nats per TOKEN, so
+its beta is of another size than that of `ipo`; gamma of `simpo` is half its beta, as in the paper."""
+
 TITLES = MappingProxyType(
     {
         "ppo": ("PPO", "1707.06347"),
@@ -95,3 +111,18 @@ TITLES = MappingProxyType(
     }
 )
 """Name in the literature and arXiv id of every online algorithm, by kind."""
+
+DIRECT_TITLES = MappingProxyType(
+    {
+        "dpo": ("DPO", "2305.18290"),
+        "cdpo": ("Conservative DPO", "2305.18290"),
+        "robust": ("Robust DPO", "2403.00409"),
+        "ipo": ("IPO", "2310.12036"),
+        "ipo_avg": ("IPO on means per token", "2310.12036"),
+        "hinge": ("SLiC hinge", "2305.10425"),
+        "kto": ("KTO", "2402.01306"),
+        "orpo": ("ORPO", "2403.07691"),
+        "simpo": ("SimPO", "2405.14734"),
+    }
+)
+"""Name in the literature and arXiv id of every direct preference loss, by kind. cDPO is a note by E. Mitchell (2023) on that paper."""

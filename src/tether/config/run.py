@@ -8,8 +8,9 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from tether.config.base import Section
-from tether.config.online import ActorCriticConfig, AnyRLConfig
-from tether.config.settings import ComputeConfig, ModelConfig
+from tether.config.direct import DirectConfig
+from tether.config.online import ActorCriticConfig, AnyRLConfig, OnlineDPOConfig, RolloutConfig
+from tether.config.settings import CheckpointConfig, ComputeConfig, ModelConfig
 from tether.config.stages import EvaluateConfig, RewardModelConfig, SFTConfig
 
 __all__ = ["RunConfig"]
@@ -28,12 +29,16 @@ class RunConfig(Section):
     """The start model."""
     compute: ComputeConfig = ComputeConfig()
     """Precision, memory and threads."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """When the state of training is saved."""
     sft: SFTConfig | None = None
     """Supervised fine-tuning; its result is the start and the reference of the RL stage."""
     reward_model: RewardModelConfig | None = None
     """Reward model from comparisons."""
     rl: dict[str, AnyRLConfig] = Field(default_factory=dict)
     """Online stages by name, `[rl.NAME]`; each starts from the same weights, so that they can be compared."""
+    direct: dict[str, DirectConfig] = Field(default_factory=dict)
+    """Direct preference stages by name, `[direct.NAME]`; each starts from the same weights as the online ones."""
     evaluate: EvaluateConfig | None = None
     """Held-out evaluation before and after."""
 
@@ -52,23 +57,46 @@ class RunConfig(Section):
 
 def _cross_problems(config: RunConfig) -> Iterator[str]:
     """Problems that concern several sections."""
-    if not (config.sft or config.reward_model or config.rl or config.evaluate):
-        yield "no stage: add at least one of [sft], [reward_model], [rl.NAME], [evaluate]"
+    if not (config.sft or config.reward_model or config.rl or config.direct or config.evaluate):
+        yield "no stage: add at least one of [sft], [reward_model], [rl.NAME], [direct.NAME], [evaluate]"
+    yield from _name_problems(config)
     for name, rl in config.rl.items():
-        where = f"rl.{name}"
-        if not name.replace("-", "_").isidentifier():
-            yield f"{where}: a stage name is made of letters, digits, - and _"
-        if rl.long_prompts == "filter" and rl.max_prompt_tokens is None:
-            yield f"{where}.long_prompts = 'filter' has no effect without {where}.max_prompt_tokens; set a limit or drop it"
-        needs_model = any(part.kind == "learned" and "path" not in part.params for part in rl.rewards)
-        if needs_model and config.reward_model is None:
-            yield f"{where}.rewards: a learned part without params.path needs a [reward_model] stage; add one or name a path"
-        if rl.prompts_per_step * rl.samples_per_prompt < rl.minibatches:
-            yield f"{where}.minibatches = {rl.minibatches} is more than the {rl.prompts_per_step * rl.samples_per_prompt} rows of a step"
-        if isinstance(rl, ActorCriticConfig) and rl.critic == "reward_model" and config.reward_model is None:
-            yield f"{where}.critic = 'reward_model' needs a [reward_model] stage; add one or use 'shared' or 'separate'"
+        yield from _online_problems(config, f"rl.{name}", rl)
     if config.evaluate and config.rl:
         held = config.evaluate.prompts.path
         for name, rl in config.rl.items():
             if held == rl.prompts.path and config.evaluate.prompts.split == rl.prompts.split:
                 yield f"evaluate.prompts and rl.{name}.prompts are the same data ({held}); held-out prompts must be others"
+
+
+def _name_problems(config: RunConfig) -> Iterator[str]:
+    """A name is a folder and the name of a policy in the evaluation."""
+    for where in (*(f"rl.{name}" for name in config.rl), *(f"direct.{name}" for name in config.direct)):
+        name = where.partition(".")[2]
+        if not name.replace("-", "_").isidentifier():
+            yield f"{where}: a stage name is made of letters, digits, - and _"
+        if name == "start":
+            yield f"{where}: in the evaluation 'start' is the policy before these stages; choose another name"
+    for name in sorted(config.rl.keys() & config.direct.keys()):
+        yield f"rl.{name} and direct.{name} share a name, and the evaluation calls policies by it; rename one"
+
+
+def _online_problems(config: RunConfig, where: str, rl: RolloutConfig) -> Iterator[str]:
+    if rl.long_prompts == "filter" and rl.max_prompt_tokens is None:
+        yield f"{where}.long_prompts = 'filter' has no effect without {where}.max_prompt_tokens; set a limit or drop it"
+    needs_model = any(part.kind == "learned" and "path" not in part.params for part in rl.rewards)
+    if needs_model and config.reward_model is None:
+        yield f"{where}.rewards: a learned part without params.path needs a [reward_model] stage; add one or name a path"
+    if rl.prompts_per_step * rl.samples_per_prompt < rl.minibatches:
+        yield f"{where}.minibatches = {rl.minibatches} is more than the {rl.prompts_per_step * rl.samples_per_prompt} rows of a step"
+    if isinstance(rl, ActorCriticConfig) and rl.critic == "reward_model" and config.reward_model is None:
+        yield f"{where}.critic = 'reward_model' needs a [reward_model] stage; add one or use 'shared' or 'separate'"
+    if not isinstance(rl, OnlineDPOConfig):
+        return
+    if rl.prompts_per_step < rl.minibatches <= rl.prompts_per_step * rl.samples_per_prompt:
+        yield f"{where}.minibatches = {rl.minibatches} is more than the {rl.prompts_per_step} pairs of a step"
+    if rl.refresh_reference and config.model.lora is not None:
+        yield (
+            f"{where}.refresh_reference with model.lora: the reference is the model with its adapters off, which never changes; "
+            "set refresh_reference = 0 or drop model.lora"
+        )

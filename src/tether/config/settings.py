@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tether.config.base import Section
 
-__all__ = ["ComputeConfig", "DataSource", "LoRAConfig", "ModelConfig", "OptimConfig", "RewardPartConfig", "SamplingConfig"]
+__all__ = ["CheckpointConfig", "ComputeConfig", "DataSource", "LoRAConfig", "ModelConfig", "OptimConfig", "RewardPartConfig", "SamplingConfig"]
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -81,6 +81,17 @@ class ComputeConfig(Section):
     """CPU threads; absent means all cores that this process may use."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`cpu`, `cuda`, or `auto`: cuda when present."""
+
+
+class CheckpointConfig(Section):
+    """What a run that is interrupted can go on from; see docs/resume.md."""
+
+    every: int = Field(default=10, ge=0)
+    """Steps between checkpoints of a stage; 0 saves only when a signal asks the run to stop."""
+    keep: int = Field(default=2, ge=1)
+    """Newest checkpoints of a stage that stay; all go when the stage is finished."""
+    asynchronous: bool = True
+    """Write in the background while the next step runs; takes memory for one copy of what is saved."""
 
 
 class SamplingConfig(Section):

@@ -45,6 +45,16 @@ class Cursor:
         cursor._move(state["epoch"], state["position"])
         return cursor
 
+    def go_to(self, state: Mapping[str, Any]) -> None:
+        """Move this cursor to the place of `state`, which must be of the same items and seed."""
+        other = Cursor.from_state(state)
+        if (other.num_items, other.seed) != (self.num_items, self.seed):
+            raise DataError(
+                f"the cursor of the checkpoint walks over {other.num_items} items with seed {other.seed}, this "
+                f"one over {self.num_items} with seed {self.seed}: the data are not the same."
+            )
+        self._move(other.epoch, other.position)
+
     @property
     def epoch(self) -> int:
         """Number of epochs completed."""

@@ -1,10 +1,7 @@
-"""Length limits on prompts, examples and pairs. Whatever is dropped or cut is counted and logged; nothing is
-silent.
-"""
+"""Length limits on prompts, examples and pairs. Whatever is dropped or cut is counted in a report, which the caller shows."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,9 +24,9 @@ __all__ = [
     "limit_examples",
     "limit_pairs",
     "limit_prompts",
+    "tokenise",
 ]
 
-_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -128,7 +125,7 @@ def limit_prompts(
     policy = LengthPolicy(policy)
     long = {i for i, ids in enumerate(prompt_ids) if len(ids) > limit}
     if policy is LengthPolicy.ERROR:
-        remedy = "shorten it, raise the limit, or set the length policy to filter or left."
+        remedy = 'shorten it, raise the limit, or leave long prompts out (long_prompts = "filter").'
         problems = {
             i + 1: f"the prompt has {len(prompt_ids[i])} tokens, the limit is {limit}; {remedy}" for i in long
         }
@@ -190,7 +187,7 @@ def demonstration_examples(
     demonstrations: Sequence[Demonstration], format: ChatFormat, source: str = "demonstrations"
 ) -> list[TokenizedExample]:
     """Every demonstration as token rows, or one DataError with all bad rows."""
-    return _tokenise(demonstrations, lambda d: format.example(d.prompt, d.completion), source)
+    return tokenise(demonstrations, lambda d: format.example(d.prompt, d.completion), source)
 
 
 def comparison_pairs(
@@ -203,10 +200,11 @@ def comparison_pairs(
             format.example(c.prompt, c.chosen), format.example(c.prompt, c.rejected), c.margin
         )
 
-    return _tokenise(comparisons, pair, source)
+    return tokenise(comparisons, pair, source)
 
 
-def _tokenise(records: Iterable[T], one: Callable[[T], U], source: str) -> list[U]:
+def tokenise(records: Iterable[T], one: Callable[[T], U], source: str) -> list[U]:
+    """Every record as tokens, or one DataError with all bad rows (counted from 1)."""
     done: list[U] = []
     problems: dict[int, str] = {}
     number = 0
@@ -231,8 +229,6 @@ def _check_limit(limit: int) -> None:
 
 
 def _conclude(report: LengthReport, source: str) -> None:
-    """Refuse an empty result before training; log what was lost."""
+    """Refuse an empty result before training."""
     if report.num_kept == 0:
         raise DataError(f"{source}: no rows left. {report}. Raise the limit or shorten the rows.")
-    if report.num_dropped or report.num_cut:
-        _LOG.warning("%s: %s", source, report)

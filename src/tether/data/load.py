@@ -6,16 +6,16 @@ import hashlib
 import importlib.resources
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from tether.errors import DataError
-from tether.records import file_sha256, read_comparisons, read_demonstrations, read_jsonl, read_prompts
-from tether.types import Comparison, Demonstration, Prompt
+from tether.records import file_sha256, read_comparisons, read_demonstrations, read_feedback, read_lines, read_prompts
+from tether.types import Comparison, Demonstration, Feedback, Prompt
 
-__all__ = ["Rows", "Source", "load_comparisons", "load_demonstrations", "load_prompts", "load_rows"]
+__all__ = ["Rows", "Source", "load_comparisons", "load_demonstrations", "load_feedback", "load_prompts", "load_rows"]
 
 _LOG = logging.getLogger(__name__)
 _BUNDLED = "tether:"
@@ -38,9 +38,12 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows with their origin. `sha256` is of the file; of the rows as JSON where there is no single file."""
+    """Rows with their origin. `sha256` is of the file; of the rows as JSON where there is no single file.
 
-    rows: list[dict[str, Any]]
+    An unreadable row is what is wrong with it; the readers of `tether.records` name it among the other bad ones.
+    """
+
+    rows: list[dict[str, Any] | DataError]
     source: str
     sha256: str
     format: str
@@ -76,6 +79,12 @@ def load_comparisons(source: Source) -> list[Comparison]:
     return read_comparisons(loaded.rows, loaded.source)
 
 
+def load_feedback(source: Source) -> list[Feedback]:
+    """Every row of the source as judged answers; a comparison gives two."""
+    loaded = load_rows(source.path, source.split, source.limit)
+    return read_feedback(loaded.rows, loaded.source)
+
+
 def load_prompts(source: Source) -> list[Prompt]:
     """Every row of the source as a prompt."""
     loaded = load_rows(source.path, source.split, source.limit)
@@ -90,25 +99,35 @@ def _load_file(path: Path, split: str, limit: int | None, source: str = "") -> R
         _LOG.warning(
             "%s: split %r has no effect, because a file has no splits; all its rows are read.", source, split
         )
-    rows = read_jsonl(path, limit) if path.suffix == ".jsonl" else _parquet_rows(path, limit)
+    rows = read_lines(path, limit) if path.suffix == ".jsonl" else _parquet_rows(path, limit)
     _refuse_none(rows, source)
     return Rows(rows=rows, source=source, sha256=file_sha256(path), format=path.suffix[1:])
 
 
-def _parquet_rows(path: Path, limit: int | None) -> list[dict[str, Any]]:
+def _parquet_rows(path: Path, limit: int | None) -> list[dict[str, Any] | DataError]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any] | DataError] = []
     try:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches():
-                rows += batch.to_pylist()
+                rows += _batch_rows(batch)
                 if limit is not None and len(rows) >= limit:
                     break
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a readable parquet file ({_first_line(error)}).") from error
     return rows[:limit]
+
+
+def _batch_rows(batch: Any) -> list[dict[str, Any] | DataError]:
+    """Rows of a record batch; text that is not UTF-8 costs its own row only."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError as error:
+        if len(batch) == 1:
+            return [DataError(f"a text is not UTF-8 at its byte {error.start + 1}; write the file from decoded text.")]
+        return [row for at in range(len(batch)) for row in _batch_rows(batch.slice(at, 1))]
 
 
 def _load_bundled(path: str, split: str, limit: int | None) -> Rows:
@@ -170,7 +189,7 @@ def _dataset_rows(dataset: Any, source: str, format: str, limit: int | None) -> 
     return Rows(rows=rows, source=source, sha256=_rows_sha256(rows), format=format)
 
 
-def _refuse_none(rows: list[dict[str, Any]], source: str) -> None:
+def _refuse_none(rows: Sequence[object], source: str) -> None:
     if not rows:
         raise DataError(f"{source}: no rows. Expected at least one; is it the right file and split?")
 

@@ -87,6 +87,7 @@ from .masked import (
     aggregate_count,
     aggregate_sum,
     full_precision,
+    has_spread,
     masked_mean,
     masked_sum,
     masked_var,
@@ -130,6 +131,7 @@ from .policy_loss import (
     grpo_loss_ratio_corrected,
     policy_stats,
     ppo_surrogate,
+    ratio_corrected_kl,
 )
 from .preference_loss import (
     ImplicitRewards,
@@ -271,6 +273,7 @@ __all__ = [
     "grpo_loss_ratio_corrected",
     "gspo",
     "gspo_token",
+    "has_spread",
     "implicit_rewards",
     "instructgpt_rm_loss",
     "inverse_cdf_sample",
@@ -312,6 +315,7 @@ __all__ = [
     "principle_vote",
     "process_advantages",
     "rao_kupper",
+    "ratio_corrected_kl",
     "reinforce_pp_advantages",
     "reinforce_pp_baseline_advantages",
     "remax_advantages",

@@ -132,7 +132,8 @@ def grpo_batch_std_advantages(
     2.12132 -> [-.471405, .471405, 0, 0].
     """
     stats = group_stats(rewards_B, group_ids_B)
-    return stats.centred_B / (_std_over(rewards_B, stats.scorable_B, ddof) + eps)
+    scale_B = torch.where(stats.alive_B, _std_over(rewards_B, stats.scorable_B, ddof) + eps, 1.0)
+    return stats.centred_B / scale_B
 
 
 def opo_advantages(
@@ -198,9 +199,11 @@ def remax_advantages(
 ) -> Float[Tensor, "B"]:
     """A_i = r_i - r(greedy answer to the same prompt); 0 where either is NaN. ReMax 2310.10505.
 
-    Example: [1, 0] against greedy [.5, .5] -> [.5, -.5].
+    Raises NonFiniteError for an infinite reward. Example: [1, 0] against greedy [.5, .5] -> [.5, -.5].
     """
-    difference_B = full_precision(rewards_B - greedy_rewards_B).detach()
+    for name, x_B in (("rewards", rewards_B), ("greedy_rewards", greedy_rewards_B)):
+        require_finite(name, x_B, ~x_B.isnan())
+    difference_B = full_precision(rewards_B.detach()) - full_precision(greedy_rewards_B.detach())
     return torch.where(difference_B.isnan(), 0.0, difference_B)
 
 
@@ -312,10 +315,12 @@ def mixed_reward(rewards_BK: Float[Tensor, "B K"], weights_K: Float[Tensor, "K"]
     """sum_k w_k r_k; a NaN component is not applicable and adds 0, a row that is NaN in all is unscorable:
     NaN.
 
-    TRL 1.16; algorithms.md section 3. Example: [[1, nan], [nan, nan]], weights [2, 1] -> [2, nan].
+    TRL 1.16; algorithms.md section 3. Raises NonFiniteError for an infinite reward. Example: [[1, nan], [nan,
+    nan]], weights [2, 1] -> [2, nan].
     """
     rewards_BK = full_precision(rewards_BK)
     absent_BK = rewards_BK.isnan()
+    require_finite("rewards", rewards_BK, ~absent_BK)
     total_B = (torch.where(absent_BK, 0.0, rewards_BK) * weights_K.to(rewards_BK.dtype)).sum(-1)
     return torch.where(absent_BK.all(-1), torch.nan, total_B)
 
@@ -329,9 +334,9 @@ def _standardise(stats: GroupStats, std: StdKind, eps: float, eps_mode: EpsMode)
 
 
 def _std_over(x_B: Tensor, keep_B: Tensor, ddof: int) -> Tensor:
-    kept_N = full_precision(x_B)[keep_B]
+    kept_N = full_precision(x_B.detach())[keep_B]
     if len(kept_N) <= ddof:
-        return full_precision(x_B).new_zeros(())
+        return kept_N.new_zeros(())
     return torch.sqrt((kept_N - kept_N.mean()).square().sum() / (len(kept_N) - ddof))
 
 

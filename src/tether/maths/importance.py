@@ -90,7 +90,7 @@ def is_weights(
             weights_BT = kept_within(sequence_BT, sequence_BT)
         case ImportanceMode.SEQ_GEO_MASK:
             weights_BT = kept_within(geometric_BT, geometric_BT)
-        case ImportanceMode.SEQ_GEO_FILTER_TOKEN_WEIGHT:
+        case _:  # SEQ_GEO_FILTER_TOKEN_WEIGHT
             weights_BT = kept_within(token_BT, geometric_BT)
     return select(weights_BT, mask_BT)
 

@@ -109,20 +109,33 @@ def masked_var(x_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"], ddof: i
     return centred_BT.square().sum() / (count - ddof)
 
 
+def has_spread(x_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"]) -> bool:
+    """Whether live numbers differ by more than rounding: 4 units in the last place of the largest |x|.
+
+    Example: [[.1 + .2, .3, nan]] under [[1, 1, 0]] -> False.
+    """
+    live_N = full_precision(x_BT.detach())[mask_BT]
+    if not len(live_N):
+        return False
+    rounding = 4 * torch.finfo(live_N.dtype).eps * live_N.abs().max()
+    return bool(live_N.max() - live_N.min() > rounding)
+
+
 def whiten(
     x_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"], *, ddof: int = 0, eps: float = 1e-8
 ) -> Float[Tensor, "B T"]:
     """(x - mean) / sqrt(var + eps) over the live positions of the whole batch, 0 at pads.
 
     Source: Ziegler et al. 2019 code; algorithms.md section 4 (population variance by default). One live
-    position, or none: 0. Unit: none. Raises NonFiniteError at a live NaN. Example: [[1, 3, nan]] under [[1,
-    1, 0]] -> [[-1, 1, 0]].
+    position, or none, or no spread (`has_spread`): exactly 0. Unit: none. Raises NonFiniteError at a live
+    NaN. Example: [[1, 3, nan]] under [[1, 1, 0]] -> [[-1, 1, 0]].
     """
     require_finite("x", x_BT, mask_BT)
-    if int(mask_BT.sum()) <= max(1, ddof):
-        return torch.zeros_like(full_precision(x_BT))
-    mean, var = masked_mean(x_BT, mask_BT), masked_var(x_BT, mask_BT, ddof)
-    return select((full_precision(x_BT) - mean) / torch.sqrt(var + eps), mask_BT)
+    live_BT = full_precision(select(x_BT, mask_BT))
+    if int(mask_BT.sum()) <= max(1, ddof) or not has_spread(live_BT, mask_BT):
+        return torch.zeros_like(live_BT)
+    mean, var = masked_mean(live_BT, mask_BT), masked_var(live_BT, mask_BT, ddof)
+    return select((live_BT - mean) / torch.sqrt(var + eps), mask_BT)
 
 
 def scale_only_whiten(
@@ -131,7 +144,7 @@ def scale_only_whiten(
     """Whiten, then give the mean back: (x - mean) / sqrt(var + eps) + mean, 0 at pads.
 
     For reward whitening (`whiten(shift_mean=False)` in OpenAI's code, algorithms.md section 3). One live
-    position keeps its value. Raises NonFiniteError at a live NaN. Example: [[1, 5, nan]] under [[1, 1, 0]] ->
+    position, or none that differs, keeps its value. Raises NonFiniteError at a live NaN. Example: [[1, 5, nan]] under [[1, 1, 0]] ->
     [[2, 4, 0]].
     """
     if not bool(mask_BT.any()):
@@ -160,7 +173,7 @@ def aggregate_sum(
         case Aggregation.SEQ_MEAN_TOKEN_MEAN:
             lengths_B = mask_BT.sum(-1).clamp(min=1)
             return (live_BT.sum(-1) / lengths_B).sum()
-        case Aggregation.TOKEN_SUM_NORM:
+        case _:  # TOKEN_SUM_NORM
             if norm_len is None or norm_len <= 0:
                 raise ValueError(
                     f"token_sum_norm needs norm_len, a positive number of tokens; got {norm_len}"

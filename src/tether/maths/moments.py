@@ -43,13 +43,13 @@ class Moments:
 
 
 def moments(x_BT: Float[Tensor, "*S"], mask_BT: Bool[Tensor, "*S"]) -> Moments:
-    """Moments of the live numbers of `x`, accumulated in float64 on the CPU. Raises NonFiniteError at a live
+    """Moments of the live numbers of `x`, accumulated in float64. Raises NonFiniteError at a live
     NaN.
 
     Example: [[1, 3, nan]] under [[1, 1, 0]] -> Moments(2, 2, 2).
     """
     require_finite("x", x_BT, mask_BT)
-    live_N = x_BT[mask_BT].detach().to("cpu", torch.float64)
+    live_N = x_BT[mask_BT].detach().double()
     if live_N.numel() == 0:
         return Moments()
     mean = live_N.mean()
@@ -67,11 +67,13 @@ def whiten_with(
     """`whiten` with the moments of a larger set, such as all ranks merged, so that a shard equals the whole
     batch.
 
-    0 everywhere when `seen` holds no more than max(1, ddof) numbers. Example: x [[3]], Moments(2, 2, 2) ->
+    0 everywhere when `seen` holds no more than max(1, ddof) numbers, or no spread beyond rounding. Example: x [[3]], Moments(2, 2, 2) ->
     [[1]].
     """
     require_finite("x", x_BT, mask_BT)
-    if seen.count <= max(1, ddof):
-        return torch.zeros_like(full_precision(x_BT))
+    live_BT = full_precision(select(x_BT, mask_BT))
+    rounding = 4 * torch.finfo(live_BT.dtype).eps * abs(seen.mean)
+    if seen.count <= max(1, ddof) or seen.squares <= seen.count * rounding**2:
+        return torch.zeros_like(live_BT)
     scale = math.sqrt(seen.squares / (seen.count - ddof) + eps)
-    return select((full_precision(x_BT) - seen.mean) / scale, mask_BT)
+    return select((live_BT - seen.mean) / scale, mask_BT)

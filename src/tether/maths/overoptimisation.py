@@ -31,7 +31,7 @@ class Overoptimisation:
 
         Example: bon, alpha 1, beta .25, KL 4 -> 2 (1 - .5) = 1.
         """
-        return _design(kls_N, self.kind) @ torch.tensor([self.alpha, self.beta], dtype=kls_N.dtype)
+        return _design(kls_N, self.kind) @ kls_N.new_tensor([self.alpha, self.beta])
 
     @property
     def peak_distance(self) -> float:

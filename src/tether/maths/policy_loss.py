@@ -252,6 +252,21 @@ def grpo_loss_ratio_corrected(
     log pi -1, log ref -.5, beta .1 -> 1.4 * .0148721 = .0208210.
     """
     surrogate = ppo_surrogate(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT, eps_low, eps_high)
-    ratio_BT = exp_within_range(log_ratio(logprobs_BT, old_logprobs_BT, mask_BT))
-    kl_BT = select(ratio_BT * kl_tokens(logprobs_BT, ref_logprobs_BT, mask_BT, estimator), mask_BT)
+    kl_BT = ratio_corrected_kl(logprobs_BT, old_logprobs_BT, ref_logprobs_BT, mask_BT, estimator)
     return TetheredSurrogate(surrogate.losses_BT + beta * kl_BT, surrogate.ratio_BT, kl_BT.detach())
+
+
+def ratio_corrected_kl(
+    logprobs_BT: Float[Tensor, "B T"],
+    old_logprobs_BT: Float[Tensor, "B T"],
+    ref_logprobs_BT: Float[Tensor, "B T"],
+    mask_BT: Bool[Tensor, "B T"],
+    estimator: KLEstimator = KLEstimator.K3,
+) -> Float[Tensor, "B T"]:
+    """r_t kl_t with r = exp(logprobs - old_logprobs) differentiable, nats, 0 at pads. 2512.02556.
+
+    With k3 its expected gradient under old samples is that of KL(pi || ref). Raises NonFiniteError at a live
+    NaN. Example: r 1.4, log pi -1, log ref -.5 -> 1.4 * .148721 = .208210.
+    """
+    ratio_BT = exp_within_range(log_ratio(logprobs_BT, old_logprobs_BT, mask_BT))
+    return select(ratio_BT * kl_tokens(logprobs_BT, ref_logprobs_BT, mask_BT, estimator), mask_BT)

@@ -96,7 +96,7 @@ def preference_loss(
             return ipo_loss(mean_log_ratio_margin(pairs), beta)
         case PreferenceKind.SIMPO:
             return simpo_loss(pairs, beta, gamma)
-        case PreferenceKind.ORPO:
+        case _:  # ORPO
             return orpo_loss(pairs, beta)
 
 
@@ -123,6 +123,7 @@ def dpo_loss(margin_B: Float[Tensor, "B"], beta: float, label_smoothing: float =
     Raises ValueError for e outside [0, .5). Example: h 2, beta .1 -> .598139; with e .1: .618139.
     """
     _check_smoothing(label_smoothing)
+    _require_rows("margin", margin_B)
     z_B = beta * margin_B
     plain_B = softplus(-z_B)
     return (
@@ -138,6 +139,7 @@ def robust_dpo_loss(margin_B: Float[Tensor, "B"], beta: float, label_smoothing: 
     .573139.
     """
     _check_smoothing(label_smoothing)
+    _require_rows("margin", margin_B)
     z_B = beta * margin_B
     return ((1 - label_smoothing) * softplus(-z_B) - label_smoothing * softplus(z_B)) / (
         1 - 2 * label_smoothing
@@ -148,6 +150,7 @@ def ipo_loss(margin_B: Float[Tensor, "B"], beta: float) -> Float[Tensor, "B"]:
     """(h - 1 / (2 beta))^2. Azar et al. 2310.12036 eq. 17; sums or means by the margin given. Example: h 2,
     beta .1 -> 9.
     """
+    _require_rows("margin", margin_B)
     return (margin_B - 1 / (2 * beta)).square()
 
 

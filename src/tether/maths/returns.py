@@ -38,6 +38,7 @@ def shaped_rewards(
     NaN score of a non-empty row. Example: score 1, KL 0, mask [1, 1, 1, 0, 0] -> [0, 0, 1, 0, 0].
     """
     require_finite("scores", scores_B, mask_BT.any(-1))
+    require_finite("old_logprobs", old_logprobs_BT, mask_BT)
     kl_BT = kl_tokens(old_logprobs_BT, ref_logprobs_BT, mask_BT, estimator).detach()
     columns_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     last_BT = mask_BT & (columns_T == last_live_index(mask_BT)[:, None])
@@ -125,11 +126,11 @@ def decoupled_gae(
     mask_BT: Bool[Tensor, "B T"],
     gamma: float,
     lam_policy: float | Float[Tensor, "B"],
-    lam_critic: float,
+    lam_critic: float | Float[Tensor, "B"],
     terminated_B: Bool[Tensor, "B"],
     bootstrap_values_B: Float[Tensor, "B"] | None = None,
 ) -> GAEResult:
-    """Advantages with `lam_policy` (one, or one per row), returns with `lam_critic`. VAPO 2504.05118,
+    """Advantages with `lam_policy`, returns with `lam_critic`, each one number or one per row. VAPO 2504.05118,
     decoupled GAE.
 
     Raises as `gae`. Example: r [0, 1], V [.2, .4], gamma 1, lam_policy 0, lam_critic 1 -> A [.2, .6], R [1,
@@ -152,7 +153,7 @@ def _bootstrap(
     finite.
     """
     needed_B = ~terminated_B & mask_BT.any(-1)
-    if dones_BT is not None:
+    if dones_BT is not None and bool(needed_B.any()):
         last_B1 = last_live_index(mask_BT).clamp(min=0)[:, None]
         needed_B = needed_B & ~dones_BT.gather(-1, last_B1)[:, 0]
     zeros_B = like_BT.new_zeros(like_BT.shape[0])

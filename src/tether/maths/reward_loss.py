@@ -53,6 +53,8 @@ def bt_loss(
     """
     _require_rows("chosen_scores", chosen_scores_B)
     _require_rows("rejected_scores", rejected_scores_B)
+    if isinstance(margin, Tensor):
+        _require_rows("margin", margin)
     if not 0 <= label_smoothing < 0.5:
         raise ValueError(f"label_smoothing must lie in [0, .5), got {label_smoothing}")
     chosen_B, rejected_B = full_precision(chosen_scores_B), full_precision(rejected_scores_B)

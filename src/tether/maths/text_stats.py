@@ -71,9 +71,10 @@ def length_stats(
     if not len(mask_BT):
         raise ValueError("length statistics of no rows")
     lengths_B = mask_BT.sum(-1)
-    last_B1 = last_live_index(mask_BT).clamp(min=0)[:, None]
+    columns_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+    last_BT = mask_BT & (columns_T == last_live_index(mask_BT)[:, None])
     eos_N = torch.tensor(sorted(eos_ids), dtype=token_ids_BT.dtype, device=token_ids_BT.device)
-    ended_B = torch.isin(token_ids_BT.gather(-1, last_B1)[:, 0], eos_N) & (lengths_B > 0)
+    ended_B = (torch.isin(token_ids_BT, eos_N) & last_BT).any(-1)
     truncated_B = (lengths_B >= max_new_tokens) & ~ended_B
     return LengthStats(
         eos_rate=float(ended_B.double().mean()),

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .masked import full_precision, masked_var, require_finite, select
+from .masked import full_precision, has_spread, masked_var, require_finite, select
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def value_loss(
 def explained_variance(
     old_values_BT: Float[Tensor, "B T"], returns_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"]
 ) -> float:
-    """1 - Var(R - V_old) / Var(R) over live tokens, population variances; NaN when Var(R) = 0 or nothing is
+    """1 - Var(R - V_old) / Var(R) over live tokens, population variances; NaN when R has no spread or nothing is
     live.
 
     1 is a perfect fit, 0 no better than the mean. Raises NonFiniteError at a live NaN. Example: V [1, 2], R
@@ -63,9 +63,8 @@ def explained_variance(
     """
     require_finite("old_values", old_values_BT, mask_BT)
     require_finite("returns", returns_BT, mask_BT)
-    if not bool(mask_BT.any()):
+    if not has_spread(returns_BT, mask_BT):
         return math.nan
     old_values_BT, returns_BT = old_values_BT.detach(), returns_BT.detach()
     residual_BT = full_precision(select(returns_BT, mask_BT)) - full_precision(select(old_values_BT, mask_BT))
-    variance = float(masked_var(returns_BT, mask_BT))
-    return 1 - float(masked_var(residual_BT, mask_BT)) / variance if variance > 0 else math.nan
+    return 1 - float(masked_var(residual_BT, mask_BT) / masked_var(returns_BT, mask_BT))

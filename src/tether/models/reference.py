@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import final
@@ -45,6 +46,21 @@ class Reference:
         if not has_adapters(policy.model):
             raise ModelError("this policy has no adapters to switch off: use Reference.frozen_copy")
         return cls(policy, _Kind.ADAPTER_OFF)
+
+    @property
+    def follows_policy(self) -> bool:
+        """True where the reference is the policy with its adapters off: it has no weights of its own to change."""
+        return self._kind is _Kind.ADAPTER_OFF
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights of a copy by name, tied ones once; none where it follows the policy."""
+        return {} if self.follows_policy else {name: p.detach() for name, p in self._policy.named_parameters()}
+
+    @torch.no_grad()
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Become the reference that ``weights`` was read from."""
+        for name, own in self.weights().items():
+            own.copy_(weights[name])
 
     @torch.no_grad()
     def logprobs(self, batch: TokenRows, temperature: float) -> Float[Tensor, "B T"]:

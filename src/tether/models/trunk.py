@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..maths.logprobs import CHUNK_ELEMENTS, entropy_from_logits, selected_logprobs
+from ..maths.masked import full_precision
 
 Head = Callable[[Tensor], Tensor]
 
@@ -78,9 +79,10 @@ def before_live(x_BTD: Tensor, live_BT: Tensor) -> Tensor:
 
 
 def spread(x_N: Tensor, live_BT: Tensor) -> Float[Tensor, "B T"]:
-    """Put one float32 number per live token into its column; 0 elsewhere."""
-    out_BT = torch.zeros(live_BT.shape, dtype=torch.float32, device=live_BT.device)
-    return out_BT.masked_scatter(live_BT, x_N.float())
+    """Put one number per live token into its column, in float32 (float64 stays); 0 elsewhere."""
+    x_N = full_precision(x_N)
+    out_BT = torch.zeros(live_BT.shape, dtype=x_N.dtype, device=live_BT.device)
+    return out_BT.masked_scatter(live_BT, x_N)
 
 
 def select_by_chunks(

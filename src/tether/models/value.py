@@ -103,6 +103,17 @@ class Critic(nn.Module):
             )
         return cls(loaded.model, head)
 
+    @classmethod
+    def beside(cls, model: PreTrainedModel) -> Critic:
+        """A copy of the trunk of a causal model as it is now, under a zero head. Raises ModelError for
+        adapters."""
+        if has_adapters(model):
+            raise ModelError("this model holds adapters: save it (which merges them) and load a critic from the folder")
+        trunk = copy.deepcopy(model.get_decoder())
+        assert isinstance(trunk, PreTrainedModel)
+        trunk.requires_grad_(True)
+        return cls(trunk, zero_head(model.config.get_text_config().hidden_size, model.device))
+
     @property
     def device(self) -> torch.device:
         """Where the head lies."""

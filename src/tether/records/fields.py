@@ -9,6 +9,7 @@ from tether.errors import DataError
 from tether.types import Message, Role
 
 __all__ = [
+    "absent",
     "as_mapping",
     "check_answer",
     "check_prompt",
@@ -29,6 +30,9 @@ _ROLES: tuple[str, ...] = get_args(Role)
 
 
 def as_mapping(row: Any) -> Row:
+    """The row; what stands in the place of an unreadable one (see ``read_lines``) is raised."""
+    if isinstance(row, DataError):
+        raise row
     if not isinstance(row, Mapping):
         raise DataError(f"expected an object with named fields, got {kind_of(row)}.")
     odd = [key for key in row if not isinstance(key, str)]
@@ -39,6 +43,11 @@ def as_mapping(row: Any) -> Row:
 
 def has(row: Row, name: str) -> bool:
     return row.get(name) is not None
+
+
+def absent(row: Row, *names: str) -> str:
+    """What keeps fields from being read. Example: {"a": None}, "a", "b" -> "`a` is null, `b` is missing"."""
+    return ", ".join(f"`{name}` is {'null' if name in row else 'missing'}" for name in names if not has(row, name))
 
 
 def field_names(row: Row) -> str:
@@ -62,7 +71,7 @@ def text_field(row: Row, name: str) -> Text:
     """A field that is a string or a conversation."""
     value = row.get(name)
     if value is None:
-        raise DataError(f"`{name}` missing; {field_names(row)}.")
+        raise DataError(f"{absent(row, name)}; {field_names(row)}.")
     if isinstance(value, str):
         check_unicode(value, f"`{name}`")
         return value
@@ -93,6 +102,8 @@ def _message(turn: Any, place: str) -> Message:
     if not isinstance(turn, Mapping):
         raise DataError(f'{place}: expected {{"role": ..., "content": ...}}, got {kind_of(turn)}.')
     role, content = turn.get("role"), turn.get("content")
+    if without := absent(turn, "role", "content"):
+        raise DataError(f'{place}: {without}; expected {{"role": ..., "content": ...}}.')
     if role not in _ROLES:
         raise DataError(f"{place}: role must be one of {', '.join(_ROLES)}, got {role!r:.40}.")
     if turn.get("tool_calls"):

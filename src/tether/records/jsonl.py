@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 from tether.errors import DataError
+from tether.files import write_atomic_bytes
 from tether.records.fields import check_unicode, kind_of
 from tether.records.problems import refuse_bad_rows
 
-__all__ = ["file_sha256", "iter_jsonl", "read_jsonl", "write_jsonl"]
+__all__ = ["file_sha256", "iter_jsonl", "read_jsonl", "read_lines", "write_jsonl"]
 
 Row = Mapping[str, Any]
 
@@ -31,6 +31,9 @@ def iter_jsonl(path: str | Path) -> Iterator[tuple[int, dict[str, Any] | DataErr
         for line_number, line in enumerate(file, start=1):
             if line_number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
+                if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+                    yield 1, DataError("the file is UTF-16; save it as UTF-8.")
+                    return
             if not line.strip():
                 continue
             number += 1
@@ -43,41 +46,25 @@ def iter_jsonl(path: str | Path) -> Iterator[tuple[int, dict[str, Any] | DataErr
 
 def read_jsonl(path: str | Path, limit: int | None = None) -> list[dict[str, Any]]:
     """The rows of a JSONL file, the first `limit` of them, or one DataError with all bad rows."""
-    rows: list[dict[str, Any]] = []
-    problems: dict[int, str] = {}
-    number = 0
+    rows = read_lines(path, limit)
+    problems = {number: str(row) for number, row in enumerate(rows, start=1) if isinstance(row, DataError)}
+    refuse_bad_rows(problems, str(path), len(rows))
+    return cast("list[dict[str, Any]]", rows)
+
+
+def read_lines(path: str | Path, limit: int | None = None) -> list[dict[str, Any] | DataError]:
+    """Like `read_jsonl`, but what is wrong with an unreadable row stands in its place: the reader of the columns
+    then names all bad rows, of either kind, in one error.
+    """
     try:
-        for number, row in iter_jsonl(path):
-            if isinstance(row, DataError):
-                problems[number] = str(row)
-            else:
-                rows.append(row)
-            if number == limit:
-                break
+        return [row for _, row in islice(iter_jsonl(path), limit)]
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}). Check the path.") from error
-    refuse_bad_rows(problems, str(path), number)
-    return rows
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Row]) -> Path:
     """Write all rows or nothing: to a temporary file beside `path`, flushed to disk, then renamed over it."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            for number, row in enumerate(rows, start=1):
-                file.write(_format_line(row, number, path))
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-    return path
+    return write_atomic_bytes(path, (_format_line(row, number, Path(path)) for number, row in enumerate(rows, start=1)))
 
 
 def file_sha256(path: str | Path) -> str:
@@ -87,8 +74,6 @@ def file_sha256(path: str | Path) -> str:
 
 
 def _parse_line(line: bytes) -> dict[str, Any]:
-    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise DataError("the file is UTF-16; save it as UTF-8.")
     try:
         row = json.loads(
             line.decode("utf-8"),
@@ -102,7 +87,7 @@ def _parse_line(line: bytes) -> dict[str, Any]:
         ) from error
     except json.JSONDecodeError as error:
         raise DataError(
-            f"not JSON ({error.msg}, column {error.colno}); expected one object per line."
+            f"not JSON ({error.msg}, column {error.colno}); expected one object per line{_guess(line)}."
         ) from error
     except RecursionError as error:
         raise DataError(f"nested deeper than {_MAX_DEPTH} levels; expected a flat object.") from error
@@ -112,6 +97,13 @@ def _parse_line(line: bytes) -> dict[str, Any]:
         raise DataError(f"expected an object {{...}}, got {kind_of(row)}.")
     _check_values(row)
     return cast("dict[str, Any]", row)
+
+
+def _guess(line: bytes) -> str:
+    """Two files that are not JSON lines, by their signs."""
+    if line.strip() in (b"[", b"]"):
+        return ", not one list over several lines"
+    return ", which ends in a line feed (here are carriage returns alone)" if b"\r" in line.strip() else ""
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -159,16 +151,3 @@ def _format_line(row: Row, number: int, path: Path) -> bytes:
         raise DataError(
             f"{path}: row {number} cannot be written as JSON ({error}); nothing was written."
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:  # file systems that cannot open folders: the rename is then as durable as it gets
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)

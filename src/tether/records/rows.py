@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from tether.errors import DataError
 from tether.records.fields import (
     Row,
+    absent,
     as_mapping,
     check_answer,
     check_prompt,
@@ -21,14 +23,16 @@ from tether.records.fields import (
 )
 from tether.records.problems import refuse_bad_rows
 from tether.records.prompts import explicit_prompt, implicit_prompt, split_messages, without_prompt
-from tether.types import Comparison, Demonstration, Prompt
+from tether.types import Comparison, Demonstration, Feedback, Prompt
 
 __all__ = [
     "comparison_from_row",
     "demonstration_from_row",
+    "feedback_from_row",
     "prompt_from_row",
     "read_comparisons",
     "read_demonstrations",
+    "read_feedback",
     "read_prompts",
 ]
 
@@ -47,7 +51,7 @@ def demonstration_from_row(row: Row) -> Demonstration:
     elif has(row, "messages"):
         prompt, completion = split_messages(messages_field(row["messages"], "messages"))
     else:
-        raise DataError(f"expected `prompt` and `completion`, or `messages`; {field_names(row)}.")
+        raise DataError(f"{_nulls(row, 'completion', 'messages')}expected `prompt` and `completion`, or `messages`; {field_names(row)}.")
     check_answer(completion, "completion")
     texts = (
         [completion]
@@ -64,14 +68,13 @@ def comparison_from_row(row: Row) -> Comparison:
     `margin` is optional.
     """
     row = as_mapping(row)
-    missing = [f"`{name}`" for name in ("chosen", "rejected") if not has(row, name)]
-    if missing:
-        raise DataError(
-            f"{' and '.join(missing)} missing: expected `prompt`, `chosen`, `rejected`; {field_names(row)}."
-        )
+    if missing := absent(row, "chosen", "rejected"):
+        raise DataError(f"{missing}: expected `prompt`, `chosen`, `rejected`; {field_names(row)}.")
     chosen, rejected = text_field(row, "chosen"), text_field(row, "rejected")
     if has(row, "prompt"):
         prompt, chosen, rejected = explicit_prompt(prompt_field(row, "prompt"), chosen, rejected)
+    elif nulls := _nulls(row, "prompt"):
+        raise DataError(f"{nulls}expected text or messages; leave the column out where the answers hold the prompt.")
     else:
         prompt, chosen, rejected = implicit_prompt(chosen, rejected)
     check_prompt(prompt)
@@ -79,6 +82,26 @@ def comparison_from_row(row: Row) -> Comparison:
         check_same_kind(prompt, answer, name)
         check_answer(answer, name)
     return Comparison(prompt=prompt, chosen=chosen, rejected=rejected, margin=_margin(row))
+
+
+def feedback_from_row(row: Row) -> tuple[Feedback, ...]:
+    """One judged answer from `prompt`, `completion`, `label` (true: liked); two from a comparison, the chosen
+    one first.
+    """
+    row = as_mapping(row)
+    if has(row, "chosen") or has(row, "rejected"):
+        pair = comparison_from_row(row)
+        return (Feedback(pair.prompt, pair.chosen, True), Feedback(pair.prompt, pair.rejected, False))
+    if missing := absent(row, "prompt", "completion", "label"):
+        raise DataError(
+            f"{missing}: expected `prompt`, `completion`, `label`, or a comparison (`prompt`, `chosen`, `rejected`); {field_names(row)}."
+        )
+    label = row["label"]
+    if not isinstance(label, bool) and label not in (0, 1):
+        raise DataError(f"`label` must be true (liked) or false, got {label!r:.40}.")
+    answer = demonstration_from_row(row)
+    check_prompt(answer.prompt)
+    return (Feedback(answer.prompt, answer.completion, bool(label)),)
 
 
 def prompt_from_row(row: Row, index: int) -> Prompt:
@@ -94,22 +117,27 @@ def prompt_from_row(row: Row, index: int) -> Prompt:
         text = turns[:-1] if turns[-1].role == "assistant" else turns
         check_prompt(text)
     else:
-        raise DataError(f"expected `prompt` or `messages`; {field_names(row)}.")
+        raise DataError(f"{_nulls(row, 'prompt', 'messages')}expected `prompt` or `messages`; {field_names(row)}.")
     columns = {key: value for key, value in row.items() if key not in ("prompt", "messages", "prompt_id")}
     return Prompt(prompt_id=_prompt_id(row, index), text=text, columns=columns)
 
 
-def read_demonstrations(rows: Iterable[Row], source: str) -> list[Demonstration]:
-    """Every row as a demonstration, or one DataError with all bad rows."""
+def read_demonstrations(rows: Iterable[Row | DataError], source: str) -> list[Demonstration]:
+    """Every row as a demonstration, or one DataError with all bad rows, those that could not be read among them."""
     return _read(rows, source, lambda row, _: demonstration_from_row(row))
 
 
-def read_comparisons(rows: Iterable[Row], source: str) -> list[Comparison]:
+def read_comparisons(rows: Iterable[Row | DataError], source: str) -> list[Comparison]:
     """Every row as a comparison, or one DataError with all bad rows."""
     return _read(rows, source, lambda row, _: comparison_from_row(row))
 
 
-def read_prompts(rows: Iterable[Row], source: str) -> list[Prompt]:
+def read_feedback(rows: Iterable[Row | DataError], source: str) -> list[Feedback]:
+    """Every row as judged answers (a comparison gives two), or one DataError with all bad rows."""
+    return [one for pair in _read(rows, source, lambda row, _: feedback_from_row(row)) for one in pair]
+
+
+def read_prompts(rows: Iterable[Row | DataError], source: str) -> list[Prompt]:
     """Every row as a prompt, or one DataError with all bad rows, ids that occur twice among them."""
     first_row: dict[str, int] = {}
 
@@ -121,12 +149,18 @@ def read_prompts(rows: Iterable[Row], source: str) -> list[Prompt]:
                 "expected one row per id. Make ids unique, or leave prompt_id out."
             )
         first_row[prompt.prompt_id] = index + 1
-        return prompt
+        return replace(prompt, origin=f"{source}, row {index + 1}")
 
     return _read(rows, source, read)
 
 
-def _read(rows: Iterable[Row], source: str, one: Callable[[Row, int], T]) -> list[T]:
+def _nulls(row: Row, *names: str) -> str:
+    """Example: {"a": None}, "a", "b" -> "`a` is null: "; "" where none of the names is there."""
+    found = absent(row, *(name for name in names if name in row))
+    return f"{found}: " if found else ""
+
+
+def _read(rows: Iterable[Row | DataError], source: str, one: Callable[[Any, int], T]) -> list[T]:
     records: list[T] = []
     problems: dict[int, str] = {}
     index = -1

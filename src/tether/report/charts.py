@@ -49,6 +49,7 @@ class Chart:
     unit: str
     meaning: str
     x_label: str
+    scatter: bool
     lines: tuple[Line, ...]
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
@@ -58,7 +59,7 @@ class Chart:
     def summary(self) -> str:
         """The chart in words, for those who cannot see it."""
         return f"{self.title} ({self.unit}). " + "; ".join(
-            f"{line.name}: last {line.last}" for line in self.lines
+            f"{line.name}: {'' if self.scatter else 'last '}{line.last}" for line in self.lines
         )
 
 
@@ -69,24 +70,25 @@ def chart(
     series: Mapping[str, Points],
     *,
     x_label: str = "step",
+    scatter: bool = False,
     healthy: str = "",
     most_points: int = 240,
 ) -> Chart:
     """Lay out one chart; the order of ``series`` decides the colours. A series without a finite point keeps
-    its legend.
+    its legend. In a ``scatter`` every series is a single point, away from the frame.
     """
     finite = {
         name: [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
         for name, points in series.items()
     }
     everything = [point for points in finite.values() for point in points]
-    x_scale = _Scale.over([x for x, _ in everything], _LEFT, WIDTH - _RIGHT)
-    y_scale = _Scale.over([y for _, y in everything], HEIGHT - _BOTTOM, _TOP, pad=0.06)
+    x_scale = _Scale.over([x for x, _ in everything], _LEFT, WIDTH - _RIGHT, pad=0.1 if scatter else 0.0)
+    y_scale = _Scale.over([y for _, y in everything], HEIGHT - _BOTTOM, _TOP, pad=0.15 if scatter else 0.06)
     lines = tuple(
         _line(name, index, points, finite[name], x_scale, y_scale, most_points)
         for index, (name, points) in enumerate(series.items())
     )
-    return Chart(title, unit, meaning, x_label, lines, x_scale.ticks(5), y_scale.ticks(4), healthy)
+    return Chart(title, unit, meaning, x_label, scatter, lines, x_scale.ticks(5), y_scale.ticks(4), healthy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,9 @@ class _Scale:
 
     @classmethod
     def over(cls, values: Sequence[float], start: float, end: float, pad: float = 0.0) -> _Scale:
+        """All of ``values`` with ``pad`` of their span beyond each end; a series of zeros, mostly counts and shares, gets 0 to 1."""
+        if values and not any(values):
+            return cls(0.0, 1.0, start, end)
         low, high = (min(values), max(values)) if values else (0.0, 1.0)
         if not math.isfinite(high - low):  # the span itself overflows
             low, high = low / 4, high / 4

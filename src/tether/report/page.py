@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from tether.errors import RunError
+from tether.files import write_atomic
 from tether.metrics import UnknownMetricError, describe
 from tether.report.charts import HEIGHT, WIDTH, Chart, chart, number
 from tether.report.read import RunRecord, Sample, StageRecord, read_run
@@ -30,15 +31,28 @@ __all__ = ["LARGEST_PAGE", "render", "write_report"]
 
 LARGEST_PAGE = 5 * 10**6  # bytes
 
+_MOST_MESSAGES = 50  # the latest are shown
 _GROUPS = ("Reward", "KL to the reference", "Update", "Texts", "Time")
 _REWARD = {
     "reward",
     "reward_std",
     "reward_with_kl",
     "failure_share",
+    "unscored_share",
+    "filtered_group_share",
+    "sampled_batches",
+    "baseline_reward",
     "dead_group_share",
     "pair_accuracy",
     "pair_margin",
+    "implied_reward_chosen",
+    "implied_reward_rejected",
+    "implied_margin",
+    "implied_accuracy",
+    "chosen_logprob",
+    "rejected_logprob",
+    "tie_share",
+    "pair_gap",
     "score_mean",
 }
 _TEXTS = {"response_length", "response_length_max", "truncated_share", "distinct_share", "repeat_share"}
@@ -96,16 +110,14 @@ class _SampleRow:
 
 def write_report(folder: str | Path) -> Path:
     """Read the run in ``folder`` and write ``folder/report.html``, whole or not at all. Raises RunError
-    where there is no run.
+    where there is no run, or no report may be written.
     """
     target = Path(folder) / "report.html"
     page = render(read_run(folder))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(page.encode("utf-8"))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, target)
+    try:
+        write_atomic(target, page)
+    except OSError as error:
+        raise RunError(f"{target} cannot be written ({error.strerror or error}); make room, or allow writing there") from error
     return target
 
 
@@ -146,7 +158,8 @@ def _render(run: RunRecord, limits: _Limits) -> str:
         hashes=hashes(run),
         config=_cut(_pretty(run.config), 50 * limits.characters).text,
         environment=list(_flat(run.environment)),
-        messages=[_cut(text, limits.characters).text for text in run.messages[:50]],
+        messages=[_cut(text, limits.characters).text for text in run.messages[-_MOST_MESSAGES:]],
+        earlier=max(0, len(run.messages) - _MOST_MESSAGES),
     )
     return _UNSAFE.sub("\ufffd", page)
 
@@ -165,10 +178,11 @@ def _policy(css: str, script: str) -> str:
 
 
 def _families(run: RunRecord, limits: _Limits) -> Iterator[_Family]:
-    """Online stages share their charts, so that they can be compared; every other stage has its own."""
-    online = run.rl_stages
-    others = [(stage.name, (stage,)) for stage in run.stages if stage not in online]
-    for title, stages in [*others, ("online stages: " + ", ".join(_short(s) for s in online), online)]:
+    """Online stages share their charts, so that they can be compared, and so do direct ones; every other stage has its own."""
+    shared = {"direct preference stages": run.direct_stages, "online stages": run.rl_stages}
+    families = [(stage.name, (stage,)) for stage in run.stages if not any(stage in stages for stages in shared.values())]
+    families += [(f"{title}: {', '.join(_short(s) for s in stages)}", stages) for title, stages in shared.items()]
+    for title, stages in families:
         charts: dict[str, list[Chart]] = {group: [] for group in _GROUPS}
         for metric in dict.fromkeys(name for stage in stages for name in stage.curves):
             charts[_group_of(metric)].append(_metric_chart(metric, stages, limits))
@@ -180,14 +194,21 @@ def _metric_chart(metric: str, stages: Sequence[StageRecord], limits: _Limits) -
     try:
         entry = describe(metric)
         unit, meaning, healthy = (
-            entry.unit,
-            f"{entry.meaning} Over: {entry.mask}; {entry.aggregation}.",
+            "" if entry.unit == "1" else entry.unit,
+            f"{entry.meaning} {_measured(entry.mask, entry.aggregation)}".rstrip(),
             band(entry.healthy),
         )
     except UnknownMetricError:
         unit, meaning, healthy = "unknown unit", "Not in the metric registry of this version of Tether.", ""
     series = {_short(stage): stage.curves.get(metric, ()) for stage in stages}
     return chart(metric, unit, meaning, series, healthy=healthy, most_points=limits.points)
+
+
+def _measured(mask: str, aggregation: str) -> str:
+    """Example: "response tokens", "mean over tokens" -> "Over: response tokens; mean over tokens."; "" where nothing is to be said."""
+    if mask not in {"none", "see stage"}:
+        return f"Over: {mask}; {aggregation}."
+    return "" if aggregation == "value" else f"{aggregation[:1].upper()}{aggregation[1:]}."
 
 
 def _group_of(metric: str) -> str:
@@ -225,6 +246,7 @@ def _tradeoffs(run: RunRecord, limits: _Limits) -> Iterator[Chart]:
             "distance from the reference (x), on held-out prompts.",
             points,
             x_label="KL(policy || reference), nats per sequence",
+            scatter=True,
         )
 
 
@@ -312,8 +334,8 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         for key, item in list(value.items())[:100]:
             yield from _flat(item, f"{path}.{key}" if path else str(key))
     else:
-        yield path, _cut(str(value), 500).text
+        yield path, "unknown" if value is None else _cut(str(value), 500).text
 
 
 def _short(stage: StageRecord) -> str:
-    return stage.name.removeprefix("rl.")
+    return stage.name.removeprefix("rl.").removeprefix("direct.")

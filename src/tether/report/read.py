@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.errors import RunError
+from tether.report.plain import number, numbers, rows, whole
 
 __all__ = ["EvaluationRecord", "GainRecord", "PolicyRecord", "RunRecord", "Sample", "StageRecord", "read_run"]
 
@@ -104,7 +105,7 @@ class EvaluationRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run folder. ``state``: finished, interrupted or unfinished. ``messages``: what the run said."""
+    """A run folder. ``state``: finished, interrupted or unfinished. ``messages``: what the run said; ``warnings``: (stage, text)."""
 
     folder: Path
     name: str
@@ -118,6 +119,7 @@ class RunRecord:
     stages: tuple[StageRecord, ...]
     evaluation: EvaluationRecord | None
     messages: tuple[str, ...]
+    warnings: tuple[tuple[str, str], ...]
     problems: tuple[str, ...]
 
     def stage(self, name: str) -> StageRecord | None:
@@ -129,29 +131,38 @@ class RunRecord:
         """The online stages, in the order they ran."""
         return tuple(stage for stage in self.stages if stage.name.startswith("rl."))
 
+    @property
+    def direct_stages(self) -> tuple[StageRecord, ...]:
+        """The direct preference stages, in the order they ran."""
+        return tuple(stage for stage in self.stages if stage.name.startswith("direct."))
+
 
 @dataclass
 class _Draft:
-    """A stage while its events are read. State: what was seen since it last started."""
+    """A stage while its events are read. State: what was seen since it last started, and the attempt before."""
 
     num_steps: int = 0
     metrics: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     samples: dict[int, Sequence[Any]] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
+    earlier: _Draft | None = None
+
+    def go_on_after(self, step: int) -> None:
+        """Take over what the attempt before logged up to ``step``, where its checkpoint was made."""
+        if self.earlier is not None:
+            self.metrics |= {n: metrics for n, metrics in self.earlier.metrics.items() if n <= step}
+            self.samples |= {n: rows for n, rows in self.earlier.samples.items() if n <= step}
 
 
 def read_run(folder: str | Path) -> RunRecord:
-    """Everything a run folder holds. Raises RunError where there is neither a configuration nor a log: that
-    is no run."""
+    """Everything a run folder holds. Raises RunError where there is neither the configuration of a run nor a log."""
     path = Path(folder)
-    if not (path / "config.json").is_file() and not (path / "events.jsonl").is_file():
-        raise RunError(
-            f"{path} holds no run: expected config.json and events.jsonl. "
-            "Give the folder of a run, e.g. runs/quickstart"
-        )
     problems: list[str] = []
     config_text = _text(path / "config.json", problems)
     config = _object(config_text, "config.json", problems)
+    if not (path / "events.jsonl").is_file() and not {"name", "output"} <= config.keys():  # a model has a config.json as well
+        found = "holds no run" if path.is_dir() else "is no folder" if path.exists() else "does not exist"
+        raise RunError(f"{path} {found}: expected a folder with config.json and events.jsonl of a run, e.g. runs/quickstart")
     events = list(_events(path / "events.jsonl", problems))
     evaluation = _object(_text(path / "evaluation.json", []), "evaluation.json", problems)
     return RunRecord(
@@ -166,7 +177,8 @@ def read_run(folder: str | Path) -> RunRecord:
         environment=_object(_text(path / "environment.json", []), "environment.json", problems),
         stages=_stages(path, events, problems),
         evaluation=_evaluation(evaluation) if evaluation else None,
-        messages=tuple(str(e.get("text", "")) for e in events if e.get("kind") == "message"),
+        messages=tuple(_said(e) for e in events if e.get("kind") in {"message", "warning"}),
+        warnings=tuple((str(e.get("stage", "")), str(e.get("text", ""))) for e in events if e.get("kind") == "warning"),
         problems=tuple(problems),
     )
 
@@ -203,7 +215,7 @@ def _events(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
             event = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError):
             event, broken = None, broken + 1
-        if isinstance(event, dict):
+        if isinstance(event, dict) and isinstance(event.get("kind"), str):
             yield event
     if broken:
         problems.append(
@@ -221,6 +233,10 @@ def _state(events: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def _said(event: Mapping[str, Any]) -> str:
+    return ("WARNING: " if event.get("kind") == "warning" else "") + str(event.get("text", ""))
+
+
 def _time(events: Sequence[Mapping[str, Any]]) -> str:
     return str(events[0].get("time", "")) if events else ""
 
@@ -231,19 +247,21 @@ def _stages(
     drafts: dict[str, _Draft] = {}
     for event in events:
         _take(drafts, event)
-    found = sorted(path.parent.name for path in folder.glob("*/stage.json"))
-    for name in found:
+    markers = {path.parent.name: path for path in sorted(folder.glob("*/stage.json"))}
+    for name in markers:
         drafts.setdefault(name, _Draft())
-    return tuple(_stage(folder, name, draft, problems) for name, draft in drafts.items())
+    return tuple(_stage(name, draft, markers.get(name), problems) for name, draft in drafts.items())
 
 
 def _take(drafts: dict[str, _Draft], event: Mapping[str, Any]) -> None:
-    """A stage that starts again (after an interruption) replaces what its earlier attempt logged."""
+    """A stage that starts again (after an interruption) replaces what its earlier attempt logged, but for the steps it goes on from."""
     kind, name = event.get("kind"), str(event.get("stage", ""))
     if kind == "stage_started":
-        drafts[name] = _Draft(num_steps=_whole(event.get("num_steps")))
+        drafts[name] = _Draft(num_steps=whole(event.get("num_steps")), earlier=drafts.get(name))
+    elif kind == "resumed" and name in drafts:
+        drafts[name].go_on_after(whole(event.get("step")))
     elif kind in {"step", "samples", "stage_finished"}:
-        draft, step = drafts.setdefault(name, _Draft()), _whole(event.get("step"))
+        draft, step = drafts.setdefault(name, _Draft()), whole(event.get("step"))
         if kind == "step" and isinstance(event.get("metrics"), dict):
             draft.metrics[step] = event["metrics"]
         elif kind == "samples" and isinstance(event.get("rows"), list):
@@ -252,14 +270,12 @@ def _take(drafts: dict[str, _Draft], event: Mapping[str, Any]) -> None:
             draft.summary = event["summary"]
 
 
-def _stage(folder: Path, name: str, draft: _Draft, problems: list[str]) -> StageRecord:
-    marker = folder / name / "stage.json"
-    done = "/" not in name and "\\" not in name and name not in {"", ".", ".."} and marker.is_file()
-    stored = _object(_text(marker, problems), f"{name}/stage.json", problems).get("summary") if done else None
+def _stage(name: str, draft: _Draft, marker: Path | None, problems: list[str]) -> StageRecord:
+    stored = _object(_text(marker, problems), f"{name}/stage.json", problems).get("summary") if marker else None
     curves: dict[str, list[tuple[int, float]]] = {}
     for step in sorted(draft.metrics):
         for metric, value in draft.metrics[step].items():
-            curves.setdefault(str(metric), []).append((step, _number(value)))
+            curves.setdefault(str(metric), []).append((step, number(value)))
     samples = [_sample(row, "reward", step) for step in sorted(draft.samples) for row in draft.samples[step]]
     return StageRecord(
         name,
@@ -267,7 +283,7 @@ def _stage(folder: Path, name: str, draft: _Draft, problems: list[str]) -> Stage
         {k: tuple(v) for k, v in curves.items()},
         tuple(s for s in samples if s),
         stored if isinstance(stored, dict) else draft.summary,
-        done,
+        marker is not None,
     )
 
 
@@ -275,39 +291,39 @@ def _stage(folder: Path, name: str, draft: _Draft, problems: list[str]) -> Stage
 
 
 def _evaluation(data: Mapping[str, Any]) -> EvaluationRecord:
-    policies = [_policy(row) for row in _rows(data.get("policies"))]
+    policies = [_policy(row) for row in rows(data.get("policies"))]
     gains = [
         GainRecord(
             str(row.get("before", "")),
             str(row.get("after", "")),
-            _number(row.get("difference")),
-            _number(row.get("low")),
-            _number(row.get("high")),
-            _number(row.get("confidence")),
-            _whole(row.get("num_prompts")),
+            number(row.get("difference")),
+            number(row.get("low")),
+            number(row.get("high")),
+            number(row.get("confidence")),
+            whole(row.get("num_prompts")),
         )
-        for row in _rows(data.get("gains"))
+        for row in rows(data.get("gains"))
     ]
     return EvaluationRecord(str(data.get("prompts_sha256", "")), tuple(policies), tuple(gains))
 
 
 def _policy(row: Mapping[str, Any]) -> PolicyRecord:
-    samples = [_sample(sample, "score", 0) for sample in _rows(row.get("samples"))]
+    samples = [_sample(sample, "score", 0) for sample in rows(row.get("samples"))]
     return PolicyRecord(
         name=str(row.get("name", "")),
         score=str(row.get("score", "")),
-        mean=_number(row.get("mean")),
-        low=_number(row.get("low")),
-        high=_number(row.get("high")),
-        num_prompts=_whole(row.get("num_prompts")),
-        samples_per_prompt=_whole(row.get("samples_per_prompt")),
-        confidence=_number(row.get("confidence")),
-        response_length=_number(row.get("response_length")),
-        truncated_share=_number(row.get("truncated_share")),
-        kl_token=_number(row.get("kl_token_mean_nats")),
-        kl_sequence=_number(row.get("kl_sequence_sum_nats")),
-        components=_numbers(row.get("components")),
-        proxies=_numbers(row.get("proxies")),
+        mean=number(row.get("mean")),
+        low=number(row.get("low")),
+        high=number(row.get("high")),
+        num_prompts=whole(row.get("num_prompts")),
+        samples_per_prompt=whole(row.get("samples_per_prompt")),
+        confidence=number(row.get("confidence")),
+        response_length=number(row.get("response_length")),
+        truncated_share=number(row.get("truncated_share")),
+        kl_token=number(row.get("kl_token_mean_nats")),
+        kl_sequence=number(row.get("kl_sequence_sum_nats")),
+        components=numbers(row.get("components")),
+        proxies=numbers(row.get("proxies")),
         samples=tuple(s for s in samples if s),
     )
 
@@ -318,27 +334,7 @@ def _sample(row: Any, score: str, step: int) -> Sample | None:
     return Sample(
         str(row.get("prompt", "")),
         str(row.get("completion", "")),
-        _number(row.get(score)),
+        number(row.get(score)),
         str(row.get("stop_reason", "")),
         step,
     )
-
-
-def _rows(value: Any) -> list[Mapping[str, Any]]:
-    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
-
-
-def _numbers(value: Any) -> Mapping[str, float]:
-    return {str(k): _number(v) for k, v in value.items()} if isinstance(value, dict) else {}
-
-
-def _number(value: Any) -> float:
-    """A float; the log writes "nan" and "inf" as strings. Anything else is NaN."""
-    try:
-        return float(value) if isinstance(value, int | float | str) else math.nan
-    except (ValueError, OverflowError):
-        return math.nan
-
-
-def _whole(value: Any) -> int:
-    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0

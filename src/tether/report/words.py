@@ -5,21 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from tether.config.presets import TITLES
 from tether.metrics import REGISTRY
 from tether.report.charts import number
+from tether.report.direct import held_out_sentences, trained_sentence
 from tether.report.read import EvaluationRecord, GainRecord, PolicyRecord, RunRecord, StageRecord
 from tether.rewards.simulated_rater import MAX_POINTS, RATER_NAME
 
 __all__ = ["PolicyRow", "band", "hashes", "policy_rows", "raters_of", "score_meaning", "summary"]
 
 _LARGEST_DATA_FILE = 64 * 2**20  # bytes looked through for names of raters
-_ALGORITHMS = {"ppo": "PPO", "grpo": "GRPO"}
+_MOST_WARNINGS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ def summary(run: RunRecord) -> list[tuple[str, tuple[str, ...]]]:
         ("Held-out score", _scores(run)),
         ("The tether", _tether(run)),
         ("Reward model", _reward_model(run)),
+        ("Preference loss", (text for stage in run.direct_stages for text in held_out_sentences(_short(stage), stage))),
         ("Who judged", _judges(run)),
         ("Watch", _watch(run)),
     ]
@@ -61,7 +65,7 @@ def summary(run: RunRecord) -> list[tuple[str, tuple[str, ...]]]:
 def policy_rows(run: RunRecord) -> list[PolicyRow]:
     """The start and every online stage; dashes where a stage was not evaluated."""
     evaluated = {policy.name: policy for policy in run.evaluation.policies} if run.evaluation else {}
-    waiting = [name for stage in run.rl_stages if (name := _short(stage)) not in evaluated]
+    waiting = [name for stage in (*run.rl_stages, *run.direct_stages) if (name := _short(stage)) not in evaluated]
     rows = [_policy_row(run, policy) for policy in evaluated.values()]
     return rows + [
         PolicyRow(name, ("not evaluated", *["–"] * (len(POLICY_COLUMNS) - 1)), "") for name in waiting
@@ -105,20 +109,21 @@ def _trained(run: RunRecord) -> Iterator[str]:
     sft = run.stage("sft")
     if sft is not None:
         count, source = sft.summary.get("demonstrations", "the"), _get(run.config, "sft", "data", "path")
-        yield (
-            f"It was first fine-tuned on {count} demonstrations ({source}); the result is the start and the "
-            "reference of everything below."
-        )
+        result = "the result is the start and the reference of everything below" if sft.done else "this is not finished"
+        yield f"It was first fine-tuned on {count} demonstrations ({source}); {result}."
     for stage in run.rl_stages:
         yield _online_sentence(_short(stage), _get(run.config, "rl", _short(stage)), stage)
+    for stage in run.direct_stages:
+        yield trained_sentence(_short(stage), _get(run.config, "direct", _short(stage)), stage)
 
 
 def _online_sentence(name: str, config: Any, stage: StageRecord) -> str:
     kind, rewards = str(_get(config, "kind") or ""), _get(config, "rewards")
-    algorithm = _ALGORITHMS.get(kind, kind) or "an online stage"
+    algorithm = TITLES.get(kind, (kind, ""))[0] or "an online stage"
     parts = [_weighted(part) for part in rewards] if isinstance(rewards, list) else ["unknown"]
     done = max((points[-1][0] for points in stage.curves.values() if points), default=0)
-    where, beta = _get(config, "kl", "where"), _get(config, "kl", "beta")
+    where = _get(config, "kl", "where") or "preference loss"  # of online DPO
+    beta = _get(config, "kl", "beta") if _get(config, "kl") else _get(config, "beta")
     return (
         f"{name}: {algorithm}, {done} of {stage.num_steps or done} steps on prompts of "
         f"{_get(config, 'prompts', 'path')}; reward: {', '.join(parts)}; "
@@ -128,7 +133,7 @@ def _online_sentence(name: str, config: Any, stage: StageRecord) -> str:
 
 def _weighted(part: Any) -> str:
     kind, weight = _get(part, "kind"), _get(part, "weight")
-    return f"{weight:g} x {kind}" if isinstance(weight, int | float) else str(kind)
+    return f"{weight:g} × {kind}" if isinstance(weight, int | float) else str(kind)
 
 
 def _scores(run: RunRecord) -> Iterator[str]:
@@ -138,7 +143,7 @@ def _scores(run: RunRecord) -> Iterator[str]:
     start = run.evaluation.policies[0]
     yield (
         f"Independent score {start.score} ({score_meaning(start.score)}) on {start.num_prompts} held-out "
-        f"prompts, {start.samples_per_prompt} answer(s) each; every policy gets the same prompts and "
+        f"prompts, {_counted(start.samples_per_prompt, 'answer')} each; every policy gets the same prompts and "
         "randomness."
     )
     yield f"{start.name}: {number(start.mean)}, {_interval(start.confidence, start.low, start.high)}."
@@ -175,16 +180,16 @@ def _reward_model(run: RunRecord) -> Iterator[str]:
     accuracy, low, high = (_share(held.get(key)) for key in ("accuracy", "low", "high"))
     yield (
         f"It prefers the chosen answer in {accuracy} of {held.get('num_pairs')} pairs of held-out prompts "
-        f"(Wilson interval {low} to {high}); a coin toss gives 50 %."
+        f"(95 % Wilson interval {low} to {high}); a coin toss gives 50 %."
     )
     if stage.summary.get("training_pairs"):
         yield f"It was fitted to {stage.summary['training_pairs']} pairs."
 
 
 def _judges(run: RunRecord) -> Iterator[str]:
-    source = str(_get(run.config, "reward_model", "data", "path") or "")
-    stage = run.stage("reward_model")
-    if source:
+    judged = [(_get(run.config, "reward_model", "data", "path"), run.stage("reward_model"))]
+    judged += [(_get(run.config, "direct", _short(stage), "data", "path"), stage) for stage in run.direct_stages]
+    for source, stage in {str(source): stage for source, stage in judged if source}.items():
         raters = raters_of(source, str(stage.summary.get("data_sha256", "")) if stage else "")
         if raters:
             yield f"The comparisons ({source}) name as their judge: {'; '.join(raters)}."
@@ -203,6 +208,7 @@ def _judges(run: RunRecord) -> Iterator[str]:
 def _watch(run: RunRecord) -> Iterator[str]:
     """Signs that a number is not what it seems."""
     yield from _reward_alone(run.evaluation) if run.evaluation else ()
+    yield from _warned(run)
     for stage in run.stages:
         outside = [name for name in stage.curves if _outside(name, stage.last(name))]
         if outside:
@@ -211,6 +217,17 @@ def _watch(run: RunRecord) -> Iterator[str]:
                 for name in outside
             ]
             yield f"{stage.name}, outside the healthy band at the last step: {', '.join(shown)}."
+
+
+def _warned(run: RunRecord) -> Iterator[str]:
+    """The warnings of the run; those of a stage that differ in their numbers alone are counted, the last one is shown."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for stage, text in run.warnings:
+        alike.setdefault((stage, re.sub(r"[\d.e+-]+", "#", text)), []).append(text)
+    for (stage, _), texts in list(alike.items())[:_MOST_WARNINGS]:
+        yield f"{stage or 'run'} warned{f' {len(texts)} times, at last' if len(texts) > 1 else ''}: {texts[-1]}."
+    if len(alike) > _MOST_WARNINGS:
+        yield f"{len(alike) - _MOST_WARNINGS} further warnings are among the messages of the record."
 
 
 def _reward_alone(evaluation: EvaluationRecord) -> Iterator[str]:
@@ -285,6 +302,10 @@ def _interval(confidence: float, low: float, high: float) -> str:
     return f"{_percent(confidence)} interval [{number(low)}, {number(high)}]"
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.4g} %" if math.isfinite(share) else "unknown"
 
@@ -310,7 +331,7 @@ def _checksums(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _short(stage: StageRecord) -> str:
-    return stage.name.removeprefix("rl.")
+    return stage.name.removeprefix("rl.").removeprefix("direct.")
 
 
 def _get(value: Any, *keys: str) -> Any:

@@ -5,9 +5,11 @@ name the nearest one.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from tether.errors import ConfigError
 from tether.rewards.exact import ExactPart
@@ -63,6 +65,7 @@ def build_part(
     problems = _unknown(kind, params, list(known)) + [
         f"rewards.{kind}.params.{name}: missing; this part needs it" for name in missing
     ]
+    problems += _wrong_types(kind, params, part_class)
     if problems:
         raise ConfigError(problems)
     try:
@@ -113,6 +116,17 @@ def _unknown(kind: str, params: Mapping[str, Any], known: Sequence[str]) -> list
         for name in params
         if name not in known
     ]
+
+
+def _wrong_types(kind: str, params: Mapping[str, Any], part_class: Callable[..., RewardPart]) -> Iterator[str]:
+    """Values that are not what the field of the part says, e.g. a number as a marker."""
+    for name, hint in get_type_hints(part_class).items():
+        if name in params:
+            try:
+                TypeAdapter(hint).validate_python(params[name], strict=True)
+            except ValidationError as error:
+                expected = error.errors()[0]["msg"].removeprefix("Input should be ")
+                yield f"rewards.{kind}.params.{name} = {params[name]!r:.60}: expected {expected}"
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

@@ -60,7 +60,7 @@ class ExactPart:
         return [self._score_one(rollout) for rollout in rollouts]
 
     def _score_one(self, rollout: Rollout) -> Score | Failure:
-        gold = self._gold(rollout.prompt)
+        gold = self.gold(rollout.prompt)
         if isinstance(gold, Failure):
             return gold
         stated = extract_answer(rollout.text, self.marker, self.place, cut=rollout.truncated)
@@ -68,16 +68,15 @@ class ExactPart:
         right = stated is not None and self._equal(stated, gold)
         return Score(1.0 if right else 0.0, {"readable": float(readable)})
 
-    def _gold(self, prompt: Prompt) -> str | Failure:
-        value = prompt.columns.get(self.column)
+    def gold(self, prompt: Prompt) -> str | Failure:
+        """The right answer of a prompt, or why its row holds none."""
+        if prompt.columns.get(self.column) is None:
+            return Failure(self.name, f"`{self.column}` is {'null' if self.column in prompt.columns else 'missing'}")
+        value = prompt.columns[self.column]
         known = isinstance(value, str | int | float) and not isinstance(value, bool)
         gold = str(value).strip() if known else ""
         if not gold or (self.compare == "number" and parse_number(gold) is None):
-            return Failure(
-                self.name,
-                f"prompt {prompt.prompt_id!r} has no readable {self.compare} in column {self.column!r}: "
-                f"{value!r:.80}",
-            )
+            return Failure(self.name, f"`{self.column}` holds no readable {self.compare}: {value!r:.80}")
         return gold
 
     def _equal(self, stated: str, gold: str) -> bool:

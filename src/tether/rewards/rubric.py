@@ -163,10 +163,15 @@ def _stop_on_failures(groups: Sequence[RolloutGroup], max_failure_share: float) 
     count = count_failures(groups)
     if count.num_failed == 0 or count.share <= max_failure_share:
         return
-    first = next(failure for group in groups for failure in group.failures if failure is not None)
+    place, first = next(
+        (rollout.prompt.place, failure)
+        for group in groups
+        for rollout, failure in zip(group.rollouts, group.failures, strict=True)
+        if failure is not None
+    )
     raise RewardError(
         f"{count.num_failed} of {count.num_rollouts} rollouts could not be scored ({count.share:.0%}, "
         f"allowed {max_failure_share:.0%}); failures by boundary: {dict(count.by_boundary)}; "
-        f"the first says: {first.reason}. "
+        f"the first, of {place}: {first.reason}. "
         "Repair the verifier or its data; a wrong answer would have been scored, not counted here."
     )

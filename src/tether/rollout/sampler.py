@@ -1,4 +1,4 @@
-"""The seam between the loop and whatever generates text: one method. No torch here."""
+"""The seam between the loop and whatever generates text: one method (and the publishing of weights). No torch here."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ __all__ = ["Sampler", "check_requests", "check_sampling"]
 
 class Sampler(Protocol):
     """Draws answers. Every (request, sample index) comes back exactly once, in any order, each as it
-    finishes.
+    finishes. ``refresh`` publishes new weights under a version, which every token is stamped with.
     """
+
+    @property
+    def version(self) -> int: ...
+
+    def refresh(self, version: int) -> None: ...
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]: ...
 

@@ -5,23 +5,34 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from tether import __version__
 from tether.backends.compute import Compute
-from tether.config import RunConfig
+from tether.config import RunConfig, Section
 from tether.events import EventLog
+from tether.files import remove
 from tether.models.adapters import LoraSpec
 from tether.models.policy import Policy, ValueHead
 from tether.models.reward import RewardModel
+from tether.rollout.journal import JournalledSampler
 from tether.rollout.local import LocalSampler
-from tether.run.folder import RunFolder, sha256_text
+from tether.run.checkpoint import CheckpointStore
+from tether.run.folder import RunFolder, sha256_text, source_sha256
+from tether.run.keeper import StageKeeper
 from tether.run.observer import Observer
 from tether.run.recorder import Recorder
+from tether.run.signals import StopSignal
+from tether.run.warnings import Warnings
 from tether.text.chat import Text
 
 __all__ = ["Context", "build_stage", "load_policy", "load_scorer", "sampler_for", "stage_hashes"]
+
+_CHUNK = 4  # a journal's chunk in fillings of the sampler: long enough that its ragged end costs little
 
 
 @dataclass(frozen=True)
@@ -31,9 +42,52 @@ class Context:
     log: EventLog
     observer: Observer
     compute: Compute
+    warnings: Warnings
+    stop: StopSignal = field(default_factory=StopSignal)
+    accept_changes: bool = False
+    said: set[str] = field(default_factory=set)
+
+    def say_once(self, text: str) -> None:
+        """One sentence, logged and shown, that would hold for several stages or models: said for the first of them."""
+        if text not in self.said:
+            self.said.add(text)
+            self.log.write("message", stage="run", text=text)
+            self.observer.message(text)
 
     def recorder(self, stage: str, num_steps: int) -> Recorder:
+        self.warnings.stage = stage
         return Recorder(self.log, self.observer, stage, num_steps)
+
+    def keeper(self, recorder: Recorder, section: Section, data_sha256: str) -> StageKeeper:
+        """The checkpoints of the stage that ``recorder`` records, which reads ``section`` and data of that hash."""
+        config = self.config.checkpoint
+        name = recorder.stage
+        return StageKeeper(
+            CheckpointStore(self.folder.checkpoints(name), config.keep),
+            config.every,
+            recorder.num_steps,
+            stage_inputs(self.config, name, section, data_sha256),
+            self.stop,
+            lambda text: recorder.message(f"{name}: {text}"),
+            recorder.resumed,
+            self.accept_changes,
+            config.asynchronous,
+        )
+
+    def journalled(self, sampler: LocalSampler, name: str, section: Section, data_sha256: str) -> JournalledSampler:
+        """The sampler of an online stage, with what it has finished kept beside the checkpoints."""
+        identity = sha256_text(json.dumps(stage_inputs(self.config, name, section, data_sha256)))
+        return JournalledSampler(sampler, self.folder.checkpoints(name), identity, _CHUNK * sampler.max_rows)
+
+
+def stage_inputs(config: RunConfig, name: str, section: Section, data_sha256: str) -> dict[str, Any]:
+    """What the state of a stage follows from: kept in its checkpoints, and compared before it goes on."""
+    parts = {"model": config.model, "compute": config.compute, name: section}
+    return {
+        "settings": {key: part.model_dump(mode="json") for key, part in parts.items()} | {"seed": config.seed},
+        "data": data_sha256,
+        "code": {"tether": __version__, "source": source_sha256(), "torch": torch.__version__},
+    }
 
 
 def build_stage(context: Context, name: str, made_from: str, build: Callable[[Path], dict[str, Any]]) -> Path:
@@ -46,6 +100,7 @@ def build_stage(context: Context, name: str, made_from: str, build: Callable[[Pa
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     context.folder.finish(name, made_from, build(folder))
+    remove(context.folder.checkpoints(name))  # the finished stage is what they were for
     return folder
 
 
@@ -64,8 +119,11 @@ def stage_hashes(config: RunConfig) -> dict[str, str]:
         add("reward_model", config.reward_model, "sft")
     for name, rl in config.rl.items():
         add(f"rl.{name}", rl, "sft", "reward_model")
+    for name, direct in config.direct.items():
+        add(f"direct.{name}", direct, "sft")
     if config.evaluate is not None:
-        add("evaluate", config.evaluate, "sft", "reward_model", *(f"rl.{name}" for name in config.rl))
+        trained = (*(f"rl.{name}" for name in config.rl), *(f"direct.{name}" for name in config.direct))
+        add("evaluate", config.evaluate, "sft", "reward_model", *trained)
     return hashes
 
 

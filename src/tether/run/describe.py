@@ -6,6 +6,7 @@ import logging
 import math
 
 import torch
+from torch import Tensor
 
 from tether.algorithms.experience import Annotated, Experience
 from tether.algorithms.policy_gradient import LossSum, OnlineConfig, StepCounts
@@ -17,7 +18,7 @@ from tether.maths.policy_loss import PolicyStats
 from tether.maths.value_loss import explained_variance
 from tether.metrics import MetricSums
 
-__all__ = ["describe_round", "describe_step", "warn_of_negative_kl"]
+__all__ = ["describe_round", "describe_sampled", "describe_step", "warn_of_negative_kl"]
 
 _ENOUGH_SEQUENCES = 16  # below, the standard error itself is too uncertain for a warning
 
@@ -26,22 +27,27 @@ _LOG = logging.getLogger(__name__)
 
 def describe_round(metrics: MetricSums, experience: Experience, annotated: Annotated, batch: PolicyBatch, beta: float) -> None:
     """The numbers of the policy that sampled, before the update."""
+    kl_sequence = describe_sampled(metrics, experience, batch.sampler_logprobs_BT, beta)
+    metrics.add("reward_with_kl", float(experience.scores_B.mean()) - beta * kl_sequence)
+    if annotated.num_groups < len(experience.scores_B):  # groups of one have no spread to speak of
+        metrics.add("dead_group_share", float(annotated.dead_groups), float(annotated.num_groups))
+    if experience.old_values_BT is not None and annotated.returns_BT is not None:
+        metrics.add("explained_variance", explained_variance(experience.old_values_BT, annotated.returns_BT, experience.mask_BT))
+
+
+def describe_sampled(metrics: MetricSums, experience: Experience, sampler_logprobs_BT: Tensor, beta: float) -> float:
+    """Tether, spread of the rewards and agreement with the sampler, whatever the algorithm; returns the KL in nats per sequence."""
     units = kl_units(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT)
-    scores_B = experience.scores_B
     metrics.add("kl_k1_token", float(units.token_mean_nats))
     metrics.add("kl_k1_sequence", float(units.seq_sum_mean_nats))
     k3_BT = kl_tokens(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT, KLEstimator.K3)
     metrics.add("kl_k3_token", float(masked_mean(k3_BT, experience.mask_BT)))
-    metrics.add("reward_with_kl", float(scores_B.mean()) - beta * float(units.seq_sum_mean_nats))
-    metrics.add("reward_std", float(scores_B.std(unbiased=False)))
+    metrics.add("reward_std", float(experience.scores_B.std(unbiased=False)))
     metrics.add("beta", beta)
-    if annotated.num_groups < len(scores_B):  # groups of one have no spread to speak of
-        metrics.add("dead_group_share", float(annotated.dead_groups), float(annotated.num_groups))
-    gap_BT = (batch.sampler_logprobs_BT - batch.old_logprobs_BT).abs()
+    gap_BT = (sampler_logprobs_BT - experience.old_logprobs_BT).abs()
     metrics.add("sampler_gap_mean", float(masked_mean(gap_BT, experience.mask_BT)))
     metrics.add("sampler_gap_max", float(torch.where(experience.mask_BT, gap_BT, 0.0).max()))
-    if experience.old_values_BT is not None and annotated.returns_BT is not None:
-        metrics.add("explained_variance", explained_variance(experience.old_values_BT, annotated.returns_BT, experience.mask_BT))
+    return float(units.seq_sum_mean_nats)
 
 
 def warn_of_negative_kl(experience: Experience) -> bool:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tether.data.load import load_rows
+from tether.files import write_atomic
 from tether.models.reference import Reference
 from tether.records import read_prompts
 from tether.rewards.build import build_part, build_rubric
 from tether.rewards.rubric import Rubric
 from tether.run.context import Context, load_policy, load_scorer, sampler_for, stage_hashes
 from tether.run.evaluate import EvaluatedPolicy, Gain, evaluate_policy, gain
-from tether.run.folder import write_atomic
 
 __all__ = ["evaluate_stage"]
 
@@ -40,7 +40,7 @@ def evaluate_stage(context: Context, start: Path, policies: Mapping[str, Path], 
     for name, path in {"start": start, **policies}.items():
         policy = load_policy(context, path)
         sampler = sampler_for(context, policy, config.sampling.max_rows)
-        used = proxies if name == "start" else {name: proxies[name]}
+        used = proxies if name == "start" else {stage: proxy for stage, proxy in proxies.items() if stage == name}
         results.append(
             evaluate_policy(
                 name,

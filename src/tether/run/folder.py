@@ -15,27 +15,18 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from tether.config import RunConfig, resolved_json
 from tether.errors import RunError
+from tether.files import write_atomic
 
-__all__ = ["RunFolder", "sha256_text", "write_atomic"]
+__all__ = ["RunFolder", "sha256_text", "source_sha256"]
 
 _PACKAGES = ("tether", "torch", "transformers", "datasets", "numpy", "peft")
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write a whole file or nothing: temporary file, fsync, rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def sha256_text(text: str) -> str:
@@ -77,6 +68,10 @@ class RunFolder:
         """Folder of a stage."""
         return self.path / name
 
+    def checkpoints(self, name: str) -> Path:
+        """Folder of a stage's checkpoints, until it is finished."""
+        return self.path / "checkpoints" / name
+
     def finished(self, name: str, made_from: str) -> dict[str, Any] | None:
         """The summary of a finished stage that was made from the same inputs, else None."""
         marker = self.stage(name) / "stage.json"
@@ -88,6 +83,17 @@ class RunFolder:
     def finish(self, name: str, made_from: str, summary: Mapping[str, Any]) -> None:
         """Mark a stage as finished; call after all its files are written."""
         write_atomic(self.stage(name) / "stage.json", json.dumps({"made_from": made_from, "summary": dict(summary)}, indent=2) + "\n")
+
+
+@cache
+def source_sha256() -> str:
+    """SHA-256 over the source files of the package: what "the same code" means."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(f"{file.relative_to(root)}\0".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def environment() -> dict[str, Any]:

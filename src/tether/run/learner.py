@@ -32,13 +32,14 @@ from tether.models.reference import Reference
 from tether.models.value import Critic
 from tether.run.describe import describe_round, describe_step, warn_of_negative_kl
 from tether.run.rows import RolloutRow, check_rows, filler_after, part_tensors, policy_batch
+from tether.state import State
 from tether.text.chat import sampled_example
 
-__all__ = ["OnlineLearner"]
+__all__ = ["RATIO_TOLERANCE", "OnlineLearner"]
 
 # Largest |new - old| log-probability (nats) allowed before the first update of a round. Both passes run the same microbatches
 # through the same weights, so float32 differs by nothing or by rounding; bfloat16 may round a kernel's sums differently.
-_RATIO_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+RATIO_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,22 @@ class OnlineLearner:
         self._advance_controller(experience)
         self._round += 1
         return metrics.means()
+
+    @property
+    def beta(self) -> float:
+        """Strength of the tether in force (reward per nat)."""
+        return self.controller.beta
+
+    def state(self) -> State:
+        """Weights, optimiser, beta and the number of rounds done (the reference is the start, and never changes)."""
+        worker = self.worker.state()
+        return State(worker.tensors, {"worker": dict(worker.values), "beta": self.controller.beta, "rounds": self._round})
+
+    def restore(self, state: State) -> None:
+        """Go on from ``state``."""
+        self.worker.restore(State(state.tensors, state.values["worker"]))
+        self.controller = replace(self.controller, beta=float(state.values["beta"]))
+        self._round = int(state.values["rounds"])
 
     # -- the round's frozen facts --------------------------------------------------------------------------------------------
 
@@ -240,7 +257,7 @@ class OnlineLearner:
         gap_BT = torch.where(batch.text.response_mask_BT, (logprobs_BT.detach() - batch.old_logprobs_BT).abs(), 0.0)
         worst = float(gap_BT.max())
         metrics.add("first_ratio_error", worst)
-        tolerance = _RATIO_TOLERANCE[self.compute.dtype]
+        tolerance = RATIO_TOLERANCE[self.compute.dtype]
         if not worst <= tolerance:
             row, column = divmod(int(gap_BT.argmax()), gap_BT.shape[1])
             raise RatioError(

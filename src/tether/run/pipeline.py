@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tether.backends.compute import resolve_compute
-from tether.config import ActorCriticConfig, RolloutConfig, RunConfig
+from tether.backends.compute import Compute, resolve_compute
+from tether.config import ActorCriticConfig, OnlineDPOConfig, RolloutConfig, RunConfig
 from tether.data.lengths import (
     LengthPolicy,
     comparison_pairs,
@@ -22,9 +22,10 @@ from tether.data.lengths import (
     limit_prompts,
 )
 from tether.data.load import load_rows
+from tether.errors import Interrupted
 from tether.events import EventLog
 from tether.models.adapters import LoraSpec
-from tether.models.policy import ValueHead
+from tether.models.policy import Policy, ValueHead
 from tether.models.reference import Reference
 from tether.models.resolve import resolve_model
 from tether.models.reward import RewardModel
@@ -32,16 +33,21 @@ from tether.models.value import Critic, critic_from_reward_model
 from tether.records import read_comparisons, read_demonstrations, read_prompts
 from tether.rewards.build import build_rubric
 from tether.run.context import Context, build_stage, load_policy, load_scorer, sampler_for, stage_hashes
+from tether.run.direct_stage import direct_stage
 from tether.run.evaluate_stage import evaluate_stage
 from tether.run.folder import RunFolder, sha256_text
 from tether.run.learner import OnlineLearner
+from tether.run.lock import RunLock
 from tether.run.observer import Observer, Quiet
+from tether.run.online_dpo import OnlineDPOLearner
 from tether.run.preflight import preflight
 from tether.run.reward_model import num_steps as reward_model_steps
 from tether.run.reward_model import split_by_prompt, train_reward_model
 from tether.run.rl import OnlineRun, rl
 from tether.run.sft import num_steps as sft_steps
 from tether.run.sft import sft
+from tether.run.signals import StopSignal
+from tether.run.warnings import Warnings, warnings_of_run
 from tether.types import Prompt
 
 __all__ = ["RunResult", "run"]
@@ -56,26 +62,40 @@ class RunResult:
     evaluation: Mapping[str, Any] | None
 
 
-def run(config: RunConfig, *, observer: Observer | None = None, fresh: bool = False) -> RunResult:
-    """Run the stages of ``config``, reusing those already finished in its folder; write the report.
+def run(
+    config: RunConfig, *, observer: Observer | None = None, fresh: bool = False, accept_changes: bool = False
+) -> RunResult:
+    """Run the stages of ``config``; write the report. Finished stages in its folder are reused, an interrupted one goes on from its
+    newest checkpoint, unless that was made from other settings, data or code (``accept_changes`` goes on all the same).
 
     Raises the errors of the stages (ConfigError, DataError, ModelError, ...), and RunError when the folder holds another run.
     """
-    compute = resolve_compute(config.compute)
-    preflight(config)
+    with warnings_of_run(observer or Quiet()) as warnings:
+        compute = resolve_compute(config.compute)
+        preflight(config)
+        said = (observer or Quiet()).message
+        with RunLock(config.folder), StopSignal(said) as stop:
+            return _run(config, observer or Quiet(), warnings, compute, stop, fresh=fresh, accept_changes=accept_changes)
+
+
+def _run(
+    config: RunConfig, observer: Observer, warnings: Warnings, compute: Compute, stop: StopSignal, *, fresh: bool, accept_changes: bool
+) -> RunResult:
     folder = RunFolder(config, stage_hashes(config), fresh=fresh)
     log = EventLog(folder.path / "events.jsonl")
     log.write("run_started", name=config.name, config_sha256=sha256_text(folder.config_text))
-    context = Context(config, folder, log, observer or Quiet(), compute)
+    warnings.keep_in(log)
+    context = Context(config, folder, log, observer, compute, warnings, stop, accept_changes)
     try:
         _say_what_is_used(context)
         start = _sft_stage(context)
         reward_model = _reward_model_stage(context, start)
         policies = {name: _rl_stage(context, name, start, reward_model) for name in config.rl}
+        policies |= {name: direct_stage(context, name, start) for name in config.direct}
         evaluation = evaluate_stage(context, start, policies, reward_model)
         report = _report(context)
         log.write("run_finished")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         log.write("interrupted")
         raise
     finally:
@@ -112,7 +132,9 @@ def _sft_stage(context: Context) -> Path:
         recorder.message(f"sft: {limited.report}")
         if context.config.compute.activation_checkpointing:
             policy.enable_activation_checkpointing()
-        last = sft(policy, limited.examples, config, context.compute, recorder, context.config.seed)
+        keeper = context.keeper(recorder, config, rows.sha256)
+        last = sft(policy, limited.examples, config, context.compute, recorder, context.config.seed, keeper)
+        keeper.close()
         policy.save(folder)
         summary = {
             "loss": last["loss"],
@@ -142,7 +164,9 @@ def _reward_model_stage(context: Context, start: Path) -> Path | None:
         training, held_out = split_by_prompt(limited.pairs, keys, config.held_out_share, context.config.seed)
         recorder = context.recorder("reward_model", reward_model_steps(len(training), config))
         recorder.message(f"reward_model: {limited.report}; {len(training)} pairs to train on, {len(held_out)} held out")
-        result = train_reward_model(model, training, held_out, config, context.compute, recorder, context.config.seed)
+        keeper = context.keeper(recorder, config, rows.sha256)
+        result = train_reward_model(model, training, held_out, config, context.compute, recorder, context.config.seed, keeper)
+        keeper.close()
         recorder.message(
             f"reward_model: held-out accuracy {result.accuracy:.3f} [{result.low:.3f}, {result.high:.3f}] "
             f"(95 % Wilson interval over {result.num_pairs} pairs of prompts it was not trained on)"
@@ -170,15 +194,20 @@ def _rl_stage(context: Context, name: str, start: Path, reward_model: Path | Non
         prompts = read_prompts(rows.rows, rows.source)
         if config.max_prompt_tokens is not None:
             prompts = _within_limit(context, prompts, config, start, rows.source)
-        learner = _learner(context, config, start, reward_model)
+        if isinstance(config, OnlineDPOConfig):
+            learner = _online_dpo(context, config, start)
+        else:
+            learner = _learner(context, config, start, reward_model)
         rubric = build_rubric(config.rewards, reward_model=load_scorer(context, reward_model))
         recorder = context.recorder(stage, config.steps)
-        sampler = sampler_for(context, learner.policy, config.sampling.max_rows)
-        last = rl(OnlineRun(learner, sampler, rubric, prompts, context.config.seed), recorder)
+        sampler = context.journalled(sampler_for(context, learner.policy, config.sampling.max_rows), stage, config, rows.sha256)
+        keeper = context.keeper(recorder, config, rows.sha256)
+        last = rl(OnlineRun(learner, sampler, rubric, prompts, context.config.seed), recorder, keeper)
+        keeper.close()
         learner.policy.save(folder)
         summary = {
             "last_step": last,
-            "beta": learner.controller.beta,
+            "beta": learner.beta,
             "data_sha256": rows.sha256,
             "weights_sha256": learner.policy.weights_fingerprint(),
         }
@@ -195,17 +224,26 @@ def _within_limit(context: Context, prompts: Sequence[Prompt], config: RolloutCo
     limited = limit_prompts(
         [format.prompt_ids(p.text) for p in prompts], config.max_prompt_tokens, LengthPolicy(config.long_prompts), source
     )
-    context.observer.message(f"{source}: {limited.report}")
+    context.say_once(f"{source}: {limited.report}")
     return [prompts[index] for index in limited.kept]
 
 
-def _learner(context: Context, config: Any, start: Path, reward_model: Path | None) -> OnlineLearner:
+def _policy_and_reference(context: Context, start: Path, value_head: ValueHead = ValueHead.NONE) -> tuple[Policy, Reference]:
     lora = None if context.config.model.lora is None else LoraSpec(**context.config.model.lora.model_dump())
-    shared = isinstance(config, ActorCriticConfig) and config.critic == "shared"
-    policy = load_policy(context, start, value_head=ValueHead.SHARED if shared else ValueHead.NONE, lora=lora)
+    policy = load_policy(context, start, value_head=value_head, lora=lora)
     reference = Reference.adapter_off(policy) if lora else Reference.frozen_copy(policy)
     if context.config.compute.activation_checkpointing:
         policy.enable_activation_checkpointing()
+    return policy, reference
+
+
+def _online_dpo(context: Context, config: OnlineDPOConfig, start: Path) -> OnlineDPOLearner:
+    return OnlineDPOLearner(*_policy_and_reference(context, start), config, context.compute, seed=context.config.seed)
+
+
+def _learner(context: Context, config: Any, start: Path, reward_model: Path | None) -> OnlineLearner:
+    shared = isinstance(config, ActorCriticConfig) and config.critic == "shared"
+    policy, reference = _policy_and_reference(context, start, ValueHead.SHARED if shared else ValueHead.NONE)
     critic = None
     if isinstance(config, ActorCriticConfig) and config.critic == "separate":
         critic = Critic.load(start).to(context.compute.device)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from tether.config import DataSource, RunConfig
-from tether.data.load import load_comparisons, load_demonstrations, load_prompts
+from tether.config import DataSource, DirectConfig, EvaluateConfig, RewardModelConfig, RolloutConfig, RunConfig
+from tether.data.load import load_comparisons, load_demonstrations, load_feedback, load_prompts
 from tether.data.overlap import overlap_warnings
-from tether.errors import ConfigError, TetherError
+from tether.errors import ConfigError, DataError, TetherError
+from tether.records import refuse_bad_rows
 from tether.rewards.build import build_part, build_rubric
+from tether.rewards.exact import ExactPart
+from tether.run.fit import Base, check_comparisons, check_judged, check_lora, check_prompts, load_base, local_folder
 from tether.text.chat import Text
-from tether.types import Prompt
+from tether.types import Failure, Prompt
 
 __all__ = ["preflight"]
+
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class _NoScores:
@@ -26,57 +34,121 @@ class _NoScores:
         raise AssertionError("the placeholder of the reward model was asked for scores")
 
 
-def preflight(config: RunConfig) -> None:
-    """Read every data source, build every reward part, look for the columns they need and for overlap with held-out prompts.
+@dataclass
+class _Findings:
+    """Problems so far. State: each sentence with the places it holds for, so that it is said once."""
 
-    Raises ConfigError with one problem per place.
+    places: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, where: str, problem: str) -> None:
+        found = self.places.setdefault(problem, [])
+        if where not in found:
+            found.append(where)
+
+    def attempt(self, where: str, action: Callable[[], T]) -> T | None:
+        """The result of ``action``, or None and its problems."""
+        try:
+            return action()
+        except ConfigError as error:
+            for problem in error.problems:
+                self.add(where, problem)
+        except TetherError as error:
+            self.add(where, str(error))
+        return None
+
+    def sentences(self) -> list[str]:
+        return [f"{', '.join(places)}: {problem}".replace("\n", "\n  ") for problem, places in self.places.items()]
+
+
+def preflight(config: RunConfig) -> None:
+    """Read every data source, build every reward part, look for the columns they need, for prompts that the model cannot take, for
+    adapters without a layer and for overlap with held-out prompts.
+
+    Raises ConfigError with every problem, each once. What cannot be looked at yet is a warning in the log.
     """
-    problems = list(_problems(config))
-    if problems:
+    found = _Findings()
+    base = found.attempt("model", lambda: _base(config.model.path, config))
+    if base is not None and config.model.lora is not None:
+        for odd in found.attempt("model.lora.targets", lambda: check_lora(base, config.model)) or ():
+            _LOG.warning("model.lora.targets: %s", odd)
+    if (sft := config.sft) is not None:
+        found.attempt("sft.data", lambda: load_demonstrations(sft.data))
+    if config.reward_model is not None:
+        _look_at_reward_model(found, config, config.reward_model, base)
+    training = [prompt for name, rl in config.rl.items() for prompt in _look_at_rl(found, f"rl.{name}", rl, base)]
+    asked = [prompt.text for prompt in training]
+    for name, direct in config.direct.items():
+        asked += _look_at_direct(found, f"direct.{name}", direct, base, config.seed)
+    if config.evaluate is not None:
+        held = _look_at_evaluation(found, config.evaluate, base)
+        if overlap := overlap_warnings(asked, [p.text for p in held]):
+            found.add("evaluate.prompts", "; ".join(overlap) + "; remove these rows from one of the two sets")
+    if problems := found.sentences():
         raise ConfigError(problems, f"the run {config.name}, found before training")
 
 
-def _problems(config: RunConfig) -> Iterator[str]:
-    if config.sft is not None:
-        yield from _caught("sft.data", lambda source=config.sft.data: load_demonstrations(source))
-    if config.reward_model is not None:
-        yield from _caught("reward_model.data", lambda source=config.reward_model.data: load_comparisons(source))
-    training: list[Prompt] = []
-    for name, rl in config.rl.items():
-        where = f"rl.{name}"
-        yield from _caught(f"{where}.prompts", lambda source=rl.prompts: training.extend(load_prompts(source)))
-        parts = [part for part in rl.rewards if part.kind != "learned" or "path" not in part.params]
-        yield from _caught(f"{where}.rewards", lambda parts=parts: build_rubric(parts, reward_model=_NoScores()) if parts else None)
-        for part in rl.rewards:
-            if part.kind == "exact":
-                yield from _without_column(f"{where}.rewards", rl.prompts, part.params)
-    if config.evaluate is not None:
-        held: list[Prompt] = []
-        yield from _caught("evaluate.prompts", lambda source=config.evaluate.prompts: held.extend(load_prompts(source)))
-        yield from _caught("evaluate.score_params", lambda e=config.evaluate: build_part(e.score, dict(e.score_params)))
-        if config.evaluate.score == "exact":
-            yield from _without_column("evaluate.score_params", config.evaluate.prompts, config.evaluate.score_params)
-        if overlap := overlap_warnings([p.text for p in training], [p.text for p in held]):
-            yield "evaluate.prompts: " + "; ".join(overlap) + "; remove these rows from one of the two sets"
+def _base(name: str, config: RunConfig) -> Base | None:
+    model = config.model
+    folder = local_folder(name, local_files_only=model.local_files_only)
+    if folder is None:
+        _LOG.warning("%s is not on this machine yet: whether prompts and adapters fit it is seen when it is loaded", name)
+        return None
+    return load_base(folder, trust_remote_code=model.trust_remote_code)
 
 
-def _caught(where: str, attempt: Callable[[], Any]) -> Iterator[str]:
-    try:
-        attempt()
-    except ConfigError as error:
-        yield from (f"{where}: {problem}" for problem in error.problems)
-    except TetherError as error:
-        yield f"{where}: {error}"
+def _look_at_reward_model(found: _Findings, config: RunConfig, section: RewardModelConfig, base: Base | None) -> None:
+    comparisons = found.attempt("reward_model.data", lambda: load_comparisons(section.data))
+    if section.path is not None:
+        base = found.attempt("reward_model.path", lambda: _base(str(section.path), config))
+    if comparisons is not None and base is not None:
+        found.attempt(
+            "reward_model.data", lambda: check_comparisons(base, comparisons, section, section.data.path, config.seed)
+        )
 
 
-def _without_column(where: str, source: DataSource, params: dict[str, Any]) -> Iterator[str]:
-    column = str(params.get("column", "answer"))
-    try:
-        prompts = load_prompts(source)
-    except TetherError:
-        return  # said already
-    rows = [number for number, prompt in enumerate(prompts, start=1) if prompt.columns.get(column) is None]
-    if rows:
-        shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
-        problem = f"{len(rows)} of {len(prompts)} rows of {source.path} have no column {column!r} (rows {shown})"
-        yield f"{where}: {problem}; add it or name another"
+def _look_at_rl(found: _Findings, where: str, rl: RolloutConfig, base: Base | None) -> list[Prompt]:
+    prompts = found.attempt(f"{where}.prompts", lambda: load_prompts(rl.prompts)) or []
+    if prompts and base is not None:
+        found.attempt(f"{where}.prompts", lambda: check_prompts(base, prompts, rl.prompts.path, rl.sampling.max_new_tokens, rl))
+    for part in rl.rewards:
+        if part.kind == "learned" and "path" in part.params:
+            found.attempt(f"{where}.rewards", lambda path=str(part.params["path"]): local_folder(path, local_files_only=True))
+        else:
+            _look_at_part(found, f"{where}.rewards", part, rl.prompts, prompts)
+    return prompts
+
+
+def _look_at_direct(found: _Findings, where: str, direct: DirectConfig, base: Base | None, seed: int) -> list[Text]:
+    """The prompts that the stage trains on."""
+    load = load_feedback if direct.kind == "kto" else load_comparisons
+    records = found.attempt(f"{where}.data", lambda: load(direct.data)) or []
+    if records and base is not None:
+        found.attempt(f"{where}.data", lambda: check_judged(base, records, direct, direct.data.path, seed))
+    return [record.prompt for record in records]
+
+
+def _look_at_evaluation(found: _Findings, evaluate: EvaluateConfig, base: Base | None) -> list[Prompt]:
+    source = evaluate.prompts
+    prompts = found.attempt("evaluate.prompts", lambda: load_prompts(source)) or []
+    if prompts and base is not None:
+        found.attempt("evaluate.prompts", lambda: check_prompts(base, prompts, source.path, evaluate.sampling.max_new_tokens))
+    part = found.attempt("evaluate.score_params", lambda: build_part(evaluate.score, dict(evaluate.score_params)))
+    if isinstance(part, ExactPart) and prompts:
+        found.attempt("evaluate.score_params", lambda: _refuse_unreadable(part, source, prompts))
+    return prompts
+
+
+def _look_at_part(found: _Findings, where: str, config: Any, source: DataSource, prompts: Sequence[Prompt]) -> None:
+    rubric = found.attempt(where, lambda: build_rubric([config], reward_model=_NoScores()))
+    for _, _, part in rubric.parts if rubric else ():
+        if isinstance(part, ExactPart) and prompts:
+            found.attempt(where, lambda part=part: _refuse_unreadable(part, source, prompts))
+
+
+def _refuse_unreadable(part: ExactPart, source: DataSource, prompts: Sequence[Prompt]) -> None:
+    """DataError for prompts whose answer column cannot be compared with."""
+    known = sorted({name for prompt in prompts for name in prompt.columns})
+    if part.column not in known:
+        raise DataError(f"{source.path} has no column {part.column!r} (it has: {', '.join(known) or 'none'}); add it or name another")
+    golds = {row: part.gold(prompt) for row, prompt in enumerate(prompts, start=1)}
+    refuse_bad_rows({row: gold.reason for row, gold in golds.items() if isinstance(gold, Failure)}, source.path, len(prompts))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tether.events import EventLog
 from tether.run.observer import Observer
+from tether.state import State
 
 __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Writes every step to the log and shows it. State: the stage that is open."""
+    """Writes every step to the log and shows it. State: the stage that is open, and ``last``, the metrics of its last step."""
 
     def __init__(self, log: EventLog, observer: Observer, stage: str, num_steps: int) -> None:
         self._log, self._observer = log, observer
         self.stage, self.num_steps = stage, num_steps
+        self.last: dict[str, float] = {}
         log.write("stage_started", stage=stage, num_steps=num_steps)
         observer.stage_started(stage, num_steps)
 
@@ -24,6 +27,7 @@ class Recorder:
         """Step ``step`` (from 1) with its registered metrics."""
         self._log.write("step", stage=self.stage, step=step, num_steps=self.num_steps, metrics=dict(metrics))
         self._observer.step(self.stage, step, metrics)
+        self.last = dict(metrics)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """A few texts of this step, for the report."""
@@ -34,7 +38,24 @@ class Recorder:
         self._log.write("message", stage=self.stage, text=text)
         self._observer.message(text)
 
+    def warning(self, name: str, step: int, text: str) -> None:
+        """Something that a reader should look at, by name: an event of its own, and shown at once."""
+        self._log.write("warning", stage=self.stage, name=name, step=step, text=text)
+        self._observer.message(f"WARNING: {self.stage}: {text}")
+
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The stage is done and its files are written."""
         self._log.write("stage_finished", stage=self.stage, summary=dict(summary))
         self._observer.stage_finished(self.stage, summary)
+
+    def resumed(self, step: int) -> None:
+        """The stage goes on from a checkpoint: what the log says of it after ``step`` did not happen to these weights."""
+        self._log.write("resumed", stage=self.stage, step=step)
+
+    def state(self) -> State:
+        """The metrics of the last step, which a stage that is resumed at its end still has to tell."""
+        return State(values={name: value if math.isfinite(value) else str(value) for name, value in self.last.items()})
+
+    def restore(self, state: State) -> None:
+        """Go on from ``state``."""
+        self.last = {name: float(value) for name, value in state.values.items()}

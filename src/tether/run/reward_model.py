@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -21,10 +22,13 @@ from tether.errors import DataError
 from tether.maths.reward_loss import bt_loss, pair_metrics
 from tether.metrics import MetricSums
 from tether.models.reward import RewardModel
+from tether.run.keeper import NO_KEEPER, Keeper, Plain
 from tether.run.recorder import Recorder
 from tether.stats import wilson
 
 __all__ = ["HeldOut", "num_steps", "split_by_prompt", "train_reward_model"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,7 @@ def num_steps(num_pairs: int, config: RewardModelConfig) -> int:
     return config.epochs * math.ceil(num_pairs / config.batch_size)
 
 
-def split_by_prompt(
-    pairs: Sequence[TokenizedPair], keys: Sequence[str], share: float, seed: int
-) -> tuple[list[TokenizedPair], list[TokenizedPair]]:
+def split_by_prompt(pairs: Sequence[T], keys: Sequence[str], share: float, seed: int) -> tuple[list[T], list[T]]:
     """(training, held out): the prompts with the smallest hashes of (seed, prompt) are held out, with all their pairs."""
 
     def rank(key: str) -> bytes:
@@ -71,13 +73,16 @@ def train_reward_model(
     compute: Compute,
     recorder: Recorder,
     seed: int,
+    keeper: Keeper = NO_KEEPER,
 ) -> HeldOut:
     """Train ``model`` in place, measure it on ``held_out``, and give its scores mean 0 and std 1 there (Ziegler et al. 2019)."""
     worker = LocalWorker([model], config.optim, recorder.num_steps, head_names=("score",), head_learning_rate=config.head_learning_rate)
     cursor = Cursor(len(pairs), seed)
-    for step in range(1, recorder.num_steps + 1):
+    done = keeper.attach({"worker": worker, "cursor": Plain(cursor.state, cursor.go_to), "metrics": recorder})
+    for step in range(done + 1, recorder.num_steps + 1):
         chosen = cursor.next_within_epoch(config.batch_size)
         recorder.step(step, _step(model, [pairs[index] for index in chosen], config, worker, compute))
+        keeper.after_step(step)
     result = measure(model, held_out, compute)
     if result.score_std > 0:
         model.normalise(result.score_mean, result.score_std)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,11 +19,13 @@ from tether.metrics import MetricSums
 from tether.models.policy import Policy
 from tether.rewards.length import OverlongPart
 from tether.rewards.rubric import Rubric
-from tether.rollout.local import LocalSampler
 from tether.rollout.rollouter import collect
+from tether.rollout.sampler import Sampler
+from tether.run.keeper import NO_KEEPER, Keeper, Plain
 from tether.run.recorder import Recorder
 from tether.run.rows import RolloutRow
-from tether.types import Prompt, RolloutGroup, Sampling
+from tether.state import State
+from tether.types import Prompt, Rollout, RolloutGroup, Sampling
 
 __all__ = ["Learner", "OnlineRun", "rl", "sampling_of"]
 
@@ -37,8 +39,12 @@ class Learner(Protocol):
     def policy(self) -> Policy: ...
     @property
     def config(self) -> RolloutConfig: ...
+    @property
+    def beta(self) -> float: ...
 
     def learn(self, rows: Sequence[RolloutRow], part_weights: Sequence[float] = ()) -> dict[str, float]: ...
+    def state(self) -> State: ...
+    def restore(self, state: State) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class OnlineRun:
     """The parts of an online stage, already built."""
 
     learner: Learner
-    sampler: LocalSampler
+    sampler: Sampler
     rubric: Rubric
     prompts: Sequence[Prompt]
     seed: int
@@ -57,14 +63,16 @@ def sampling_of(config: RolloutConfig) -> Sampling:
     return Sampling(config.sampling.max_new_tokens, config.sampling.temperature)
 
 
-def rl(parts: OnlineRun, recorder: Recorder) -> dict[str, float]:
+def rl(parts: OnlineRun, recorder: Recorder, keeper: Keeper = NO_KEEPER) -> dict[str, float]:
     """Run all steps of ``parts.learner.config``; returns the metrics of the last one. The policy is trained in place."""
     config = parts.learner.config
     parts = replace(parts, rubric=_with_overlong_part(parts.rubric, config))
     cursor = Cursor(len(parts.prompts), parts.seed)
     weights = [weight for _, weight, _ in parts.rubric.parts]
-    last: dict[str, float] = {}
-    for step in range(1, config.steps + 1):
+    done = keeper.attach({"learner": parts.learner, "cursor": Plain(cursor.state, cursor.go_to), "metrics": recorder})
+    if done:
+        parts.sampler.refresh(done)
+    for step in range(done + 1, config.steps + 1):
         started = time.perf_counter()
         metrics = MetricSums()
         groups = _groups(parts, cursor, step, metrics)
@@ -73,10 +81,10 @@ def rl(parts: OnlineRun, recorder: Recorder) -> dict[str, float]:
         parts.sampler.refresh(step)
         tokens = sum(len(row.query_ids) + len(row.response_ids) for row in rows)
         metrics.add("tokens_per_second", tokens / (time.perf_counter() - started))
-        last = metrics.means()
-        recorder.step(step, last)
+        recorder.step(step, metrics.means())
         recorder.samples(step, _sample_rows(groups))
-    return last
+        keeper.after_step(step)
+    return recorder.last
 
 
 def _with_overlong_part(rubric: Rubric, config: RolloutConfig) -> Rubric:
@@ -96,7 +104,6 @@ def _groups(parts: OnlineRun, cursor: Cursor, step: int, metrics: MetricSums) ->
     dynamic = config.dynamic_sampling if isinstance(config, PolicyGradientConfig) else None
     kept: list[RolloutGroup] = []
     batch: list[RolloutGroup] = []
-    asked = 0
     for number in range(dynamic.max_batches if dynamic else 1):
         prompts = [parts.prompts[index] for index in cursor.next(config.prompts_per_step)]
         batch = _collect_and_score(parts, prompts, step, metrics, batch=number)
@@ -104,7 +111,6 @@ def _groups(parts: OnlineRun, cursor: Cursor, step: int, metrics: MetricSums) ->
             return batch
         alive_P = dynamic_sampling(torch.tensor([group.scores for group in batch], dtype=torch.float64)).keep_P
         kept += [group for group, alive in zip(batch, alive_P.tolist(), strict=True) if alive]
-        asked += len(batch)
         metrics.add("filtered_group_share", float(len(batch) - int(alive_P.sum())), float(len(batch)))
         metrics.add("sampled_batches", 1.0)
         if len(kept) >= config.prompts_per_step:
@@ -129,10 +135,23 @@ def _collect_and_score(
     )
     metrics.add("generate_seconds", time.perf_counter() - started)
     started = time.perf_counter()
-    groups = parts.rubric.score(rollouts)
+    groups = _score(parts.rubric, rollouts)
     metrics.add("score_seconds", time.perf_counter() - started)
     _describe_rollouts(metrics, groups)
     return groups
+
+
+def _score(rubric: Rubric, rollouts: Sequence[Sequence[Rollout]]) -> list[RolloutGroup]:
+    """The rubric's scores. A length penalty is no verdict: where every other part is silent a rollout stays unscorable, never a 0."""
+    groups = rubric.score(rollouts)
+    judges = [name for name, _, part in rubric.parts if not isinstance(part, OverlongPart)]
+    if len(judges) in {0, len(rubric.parts)}:
+        return groups
+
+    def judged(score: float, components: Mapping[str, float]) -> float:
+        return math.nan if all(math.isnan(components.get(name, math.nan)) for name in judges) else score
+
+    return [replace(group, scores=tuple(map(judged, group.scores, group.components))) for group in groups]
 
 
 def _greedy_scores(parts: OnlineRun, groups: Sequence[RolloutGroup], step: int, metrics: MetricSums) -> dict[str, float] | None:
@@ -144,7 +163,7 @@ def _greedy_scores(parts: OnlineRun, groups: Sequence[RolloutGroup], step: int, 
     greedy = replace(sampling_of(config), temperature=0.0)
     format = parts.learner.policy.format
     answers = collect(prompts, parts.sampler, greedy, format, num_samples=1, run_seed=parts.seed, step=step)
-    scores = {group.rollouts[0].prompt.prompt_id: group.scores[0] for group in parts.rubric.score(answers)}
+    scores = {group.rollouts[0].prompt.prompt_id: group.scores[0] for group in _score(parts.rubric, answers)}
     scored = [score for score in scores.values() if not math.isnan(score)]
     metrics.add("baseline_reward", sum(scored), len(scored))
     return scores

@@ -13,7 +13,7 @@ from tether.algorithms.experience import Annotated, Experience
 from tether.data.batches import PolicyBatch, TextBatch
 from tether.errors import NumericsError
 
-__all__ = ["RolloutRow", "check_rows", "filler_after", "part_tensors", "policy_batch"]
+__all__ = ["RolloutRow", "check_rows", "filler_after", "part_tensors", "policy_batch", "sampler_logprobs"]
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,11 @@ def policy_batch(
     texts: TextBatch, experience: Experience, annotated: Annotated, rows: Sequence[RolloutRow], *, needs_sampler: bool = False
 ) -> PolicyBatch:
     """The round as one batch. Where a row has no sampler log-probabilities the old ones stand in, unless ``needs_sampler``."""
-    sampler_BT = experience.old_logprobs_BT.clone()
-    for index, row in enumerate(rows):
-        if row.sampler_logprobs is not None:
-            sampler_BT[index, texts.response_mask_BT[index]] = torch.tensor(row.sampler_logprobs, device=sampler_BT.device)
-        elif needs_sampler:
-            raise ValueError(f"row {index} ({row.group}) has no sampler log-probabilities, and sampler_correction compares with them")
+    absent = [index for index, row in enumerate(rows) if row.sampler_logprobs is None]
+    if needs_sampler and absent:
+        group = rows[absent[0]].group
+        raise ValueError(f"row {absent[0]} ({group}) has no sampler log-probabilities, and sampler_correction compares with them")
+    sampler_BT = sampler_logprobs(experience.old_logprobs_BT, texts.response_mask_BT, rows)
     return PolicyBatch(
         text=texts,
         old_logprobs_BT=experience.old_logprobs_BT,
@@ -84,6 +83,15 @@ def policy_batch(
         returns_BT=annotated.returns_BT,
         old_values_BT=experience.old_values_BT,
     )
+
+
+def sampler_logprobs(old_logprobs_BT: Tensor, mask_BT: Tensor, rows: Sequence[RolloutRow]) -> Tensor:
+    """What the sampler reported, at live tokens; the old log-probabilities where it reported nothing."""
+    sampler_BT = old_logprobs_BT.clone()
+    for index, row in enumerate(rows):
+        if row.sampler_logprobs is not None:
+            sampler_BT[index, mask_BT[index]] = torch.tensor(row.sampler_logprobs, device=sampler_BT.device)
+    return sampler_BT
 
 
 def part_tensors(rows: Sequence[RolloutRow], weights: Sequence[float], like: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:

@@ -16,6 +16,7 @@ from tether.errors import DataError
 from tether.maths.masked import masked_sum
 from tether.metrics import MetricSums
 from tether.models.policy import Policy
+from tether.run.keeper import NO_KEEPER, Keeper, Plain
 from tether.run.recorder import Recorder
 from tether.text.chat import TokenizedExample
 
@@ -28,19 +29,26 @@ def num_steps(num_examples: int, config: SFTConfig) -> int:
 
 
 def sft(
-    policy: Policy, examples: Sequence[TokenizedExample], config: SFTConfig, compute: Compute, recorder: Recorder, seed: int
+    policy: Policy,
+    examples: Sequence[TokenizedExample],
+    config: SFTConfig,
+    compute: Compute,
+    recorder: Recorder,
+    seed: int,
+    keeper: Keeper = NO_KEEPER,
 ) -> dict[str, float]:
     """Train ``policy`` in place on tokenised demonstrations; returns the metrics of the last step."""
     if not examples:
         raise DataError("no demonstration is left to train on: check sft.max_length and the data file")
     worker = LocalWorker([policy], config.optim, recorder.num_steps)
     cursor = Cursor(len(examples), seed)
-    last: dict[str, float] = {}
-    for step in range(1, recorder.num_steps + 1):
+    done = keeper.attach({"worker": worker, "cursor": Plain(cursor.state, cursor.go_to), "metrics": recorder})
+    for step in range(done + 1, recorder.num_steps + 1):
         chosen = cursor.next_within_epoch(config.batch_size)
         last = _step(policy, [examples[index] for index in chosen], worker, compute)
         recorder.step(step, last)
-    return last
+        keeper.after_step(step)
+    return recorder.last
 
 
 def _step(policy: Policy, examples: Sequence[TokenizedExample], worker: LocalWorker, compute: Compute) -> dict[str, float]:

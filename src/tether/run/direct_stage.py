@@ -1,0 +1,105 @@
+"""The stage direct.NAME: rows to units, units to a trained policy beside the start. Also what ``tether.dpo`` prepares its rows with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tether.config import DirectConfig
+from tether.data.judged import JudgedUnits, judged_answers, judged_pairs, with_mismatched
+from tether.data.lengths import LengthReport
+from tether.data.load import load_rows
+from tether.models.adapters import LoraSpec
+from tether.records import read_comparisons, read_feedback
+from tether.run.context import Context, build_stage, load_policy, stage_hashes
+from tether.run.direct import HeldOutPreference, kto_weights_of, num_steps, train_direct
+from tether.run.reward_model import split_by_prompt
+from tether.text.chat import ChatFormat
+from tether.types import Comparison, Feedback
+
+__all__ = ["PreparedUnits", "direct_stage", "held_out_sentence", "prepare_units"]
+
+
+@dataclass(frozen=True)
+class PreparedUnits:
+    """What a stage trains on and measures itself on; ``report``: what the length limit did."""
+
+    training: JudgedUnits
+    held_out: JudgedUnits | None
+    report: LengthReport
+
+    def __str__(self) -> str:
+        noun = "pairs" if self.training.liked is None else "answers"
+        held = 0 if self.held_out is None else len(self.held_out)
+        return f"{self.report}; {len(self.training)} {noun} to train on, {held} held out"
+
+
+def prepare_units(
+    records: Sequence[Comparison] | Sequence[Feedback], config: DirectConfig, format: ChatFormat, source: str, seed: int
+) -> PreparedUnits:
+    """Tokenise, limit, and split by prompt. Comparisons for pairs; for kto judged answers, matched with others inside each side."""
+    if config.kind == "kto":
+        units, report = judged_answers([r for r in records if isinstance(r, Feedback)], format, config.max_length, source)
+    else:
+        units, report = judged_pairs([r for r in records if isinstance(r, Comparison)], format, config.max_length, source)
+    training, held_out = _split(units, config.held_out_share, seed)
+    if config.kind == "kto":
+        training = with_mismatched(training, config.max_length, source, seed)
+        held_out = held_out and with_mismatched(held_out, config.max_length, f"{source}, held-out part", seed)
+    return PreparedUnits(training, held_out, report)
+
+
+def _split(units: JudgedUnits, share: float, seed: int) -> tuple[JudgedUnits, JudgedUnits | None]:
+    if share == 0:
+        return units, None
+    training, held_out = split_by_prompt(range(len(units)), units.keys, share, seed)
+    return units.take(training), units.take(held_out)
+
+
+def direct_stage(context: Context, name: str, start: Path) -> Path:
+    """Train a policy from ``start`` with the settings of [direct.NAME]; its folder holds a plain model."""
+    config = context.config.direct[name]
+    stage = f"direct.{name}"
+
+    def build(folder: Path) -> dict[str, Any]:
+        lora = None if context.config.model.lora is None else LoraSpec(**context.config.model.lora.model_dump())
+        policy = load_policy(context, start, lora=lora)
+        rows = load_rows(config.data.path, config.data.split, config.data.limit)
+        records = read_feedback(rows.rows, rows.source) if config.kind == "kto" else read_comparisons(rows.rows, rows.source)
+        units = prepare_units(records, config, policy.format, rows.source, context.config.seed)
+        recorder = context.recorder(stage, num_steps(len(units.training), config))
+        recorder.message(f"{stage}: {units}")
+        if config.kind == "kto":
+            recorder.message(f"{stage}: weights of liked and disliked answers: {kto_weights_of(units.training, config)}")
+        if context.config.compute.activation_checkpointing:
+            policy.enable_activation_checkpointing()
+        keeper = context.keeper(recorder, config, rows.sha256)
+        held_out = train_direct(policy, units.training, units.held_out, config, context.compute, recorder, context.config.seed, keeper)
+        keeper.close()
+        if held_out is not None:
+            recorder.message(f"{stage}: {held_out_sentence(held_out)}")
+        policy.save(folder)
+        summary = {
+            "last_step": recorder.last,
+            "held_out": None if held_out is None else asdict(held_out),
+            "training_units": len(units.training),
+            "cuts": asdict(units.report),
+            "data_sha256": rows.sha256,
+            "weights_sha256": policy.weights_fingerprint(),
+        }
+        recorder.finish(summary)
+        return summary
+
+    return build_stage(context, stage, stage_hashes(context.config)[stage], build)
+
+
+def held_out_sentence(held: HeldOutPreference) -> str:
+    """The held-out figures in one sentence, with units."""
+    return (
+        f"held-out accuracy of implied rewards {held.accuracy_before:.3f} -> {held.accuracy:.3f} [{held.low:.3f}, {held.high:.3f}] (95 % "
+        f"Wilson interval over {held.num_units} pairs or answers of prompts it was not trained on), margin {held.margin_before:.3f} -> "
+        f"{held.margin:.3f}; log-probability of chosen {held.chosen_change:+.2f}, of rejected {held.rejected_change:+.2f} nats per "
+        "sequence against the start"
+    )

@@ -1,0 +1,246 @@
+"""Online DPO: from scored rollouts to an updated policy through pairs of the policy's own answers (2402.04792).
+
+    best and worst answer of each group -> old and reference passes -> epochs of minibatches of pairs -> perhaps a new reference
+
+A ``Learner`` like ``run.learner.OnlineLearner``. Axes: B sequences, T tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tether.algorithms.direct_preference import LossSum, PairSums, PreferenceSpec, pair_loss, sequence_sums
+from tether.algorithms.experience import Experience, as_groups
+from tether.backends.compute import Compute
+from tether.backends.local import LocalWorker
+from tether.config import OnlineDPOConfig
+from tether.data.batches import TextBatch, pad_examples
+from tether.data.packing import microbatches, minibatches
+from tether.errors import ConfigError, RatioError
+from tether.maths.masked import masked_sum
+from tether.metrics import MetricSums
+from tether.models.policy import Policy
+from tether.models.reference import Reference
+from tether.run.describe import describe_sampled, warn_of_negative_kl
+from tether.run.direct import describe_preference
+from tether.run.learner import RATIO_TOLERANCE
+from tether.run.rows import RolloutRow, check_rows, sampler_logprobs
+from tether.state import State
+from tether.text.chat import sampled_example
+
+__all__ = ["Chosen", "OnlineDPOLearner", "best_against_worst"]
+
+_Passes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Row numbers of the pairs of a round, the groups that gave none, and the mean reward gap of the pairs."""
+
+    pairs: tuple[tuple[int, int], ...]
+    num_groups: int
+    gaps: tuple[float, ...]
+
+
+def best_against_worst(rows: Sequence[RolloutRow], min_gap: float) -> Chosen:
+    """One pair a group: its best answer against its worst, the earlier one where rewards are equal.
+
+    A group gives none where the two differ by ``min_gap`` or less, are the same tokens, or where it has a single scored answer.
+    Example: rewards a: 1, 0; b: 2, 2 and min_gap 0 -> one pair of two groups.
+    """
+    groups: dict[str, list[int]] = {}
+    for number, row in enumerate(rows):
+        groups.setdefault(row.group, []).append(number)
+    pairs: list[tuple[int, int]] = []
+    for members in groups.values():
+        best, worst = max(members, key=lambda n: rows[n].score), min(members, key=lambda n: rows[n].score)
+        if rows[best].score - rows[worst].score > min_gap and rows[best].response_ids != rows[worst].response_ids:
+            pairs.append((best, worst))
+    return Chosen(tuple(pairs), len(groups), tuple(rows[best].score - rows[worst].score for best, worst in pairs))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Pairs of every pass, and the rows in no pair. Fixed before the old log-probabilities are computed, in the passes of the first
+    update, so that the two can be compared."""
+
+    epochs: tuple[tuple[_Passes, ...], ...]  # epoch -> minibatch -> microbatch -> pairs
+    others: _Passes  # microbatch -> rows
+
+
+class OnlineDPOLearner:
+    """Online DPO on one policy. State: weights, optimiser, reference, rounds done."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        reference: Reference,
+        config: OnlineDPOConfig,
+        compute: Compute,
+        *,
+        seed: int = 0,
+        total_rounds: int | None = None,
+    ) -> None:
+        if config.refresh_reference and reference.follows_policy:
+            raise ConfigError(
+                f"refresh_reference = {config.refresh_reference}: the reference is the policy with its adapters off, which never changes; "
+                "set 0, or train without LoRA"
+            )
+        self.policy, self.reference, self.config, self.compute = policy, reference, config, compute
+        self._spec = PreferenceSpec.online(config)
+        self._seed = seed
+        self._round = 0
+        self.worker = LocalWorker([policy], config.optim, (total_rounds or config.steps) * config.epochs * config.minibatches)
+
+    @property
+    def beta(self) -> float:
+        """Strength of the tether (per nat)."""
+        return self.config.beta
+
+    def learn(self, rows: Sequence[RolloutRow], part_weights: Sequence[float] = ()) -> dict[str, float]:
+        """One round: pairs, old and reference passes, epochs of minibatches of pairs. Without a pair nothing is updated; returns metrics.
+
+        Raises RatioError when the policy moved before the first update, NumericsError when scores are not finite.
+        """
+        check_rows(rows)
+        metrics = MetricSums()
+        started = time.perf_counter()
+        chosen = best_against_worst(rows, self.config.min_gap)
+        metrics.add("tie_share", float(chosen.num_groups - len(chosen.pairs)), float(chosen.num_groups))
+        texts = pad_examples([sampled_example(row.query_ids, row.response_ids) for row in rows], self.policy.format.pad_id)
+        texts = texts.to(self.compute.device)
+        plan = self._plan(texts, chosen)
+        experience = self._experience(rows, texts, plan, chosen, metrics)
+        metrics.add("annotate_seconds", time.perf_counter() - started)
+        describe_sampled(metrics, experience, sampler_logprobs(experience.old_logprobs_BT, texts.response_mask_BT, rows), self.beta)
+        warn_of_negative_kl(experience)
+        started = time.perf_counter()
+        if chosen.pairs:
+            metrics.add("pair_gap", sum(chosen.gaps), len(chosen.gaps))
+            self._update(texts, experience, plan, chosen, metrics)
+        else:
+            metrics.add("optimiser_steps", 0.0)
+        metrics.add("update_seconds", time.perf_counter() - started)
+        self._round += 1
+        self._perhaps_refresh()
+        return metrics.means()
+
+    def state(self) -> State:
+        """Weights, optimiser, rounds done, and the weights of a reference that is refreshed."""
+        worker = self.worker.state()
+        kept = self.reference.weights() if self.config.refresh_reference else {}
+        tensors = {**worker.tensors, **{f"reference/{name}": tensor for name, tensor in kept.items()}}
+        return State(tensors, {"worker": dict(worker.values), "rounds": self._round})
+
+    def restore(self, state: State) -> None:
+        """Go on from ``state``."""
+        kept = {name.removeprefix("reference/"): tensor for name, tensor in state.tensors.items() if name.startswith("reference/")}
+        self.worker.restore(
+            State({name: t for name, t in state.tensors.items() if not name.startswith("reference/")}, state.values["worker"])
+        )
+        if self.config.refresh_reference:
+            self.reference.load_weights(kept)
+        self._round = int(state.values["rounds"])
+
+    # -- the round's frozen facts --------------------------------------------------------------------------------------------
+
+    def _plan(self, texts: TextBatch, chosen: Chosen) -> _Plan:
+        generator = torch.Generator().manual_seed((self._seed * 1_000_003 + self._round) % 2**63)
+        lengths = texts.lengths()
+        pair_lengths = [max(lengths[best], lengths[worst]) for best, worst in chosen.pairs]
+        epochs = []
+        for _ in range(self.config.epochs):
+            steps = minibatches(len(pair_lengths), min(self.config.minibatches, max(1, len(pair_lengths))), generator)
+            epochs.append(tuple(_packed(step, pair_lengths, max(self.compute.token_budget // 2, 1)) for step in steps))
+        paired = {row for pair in chosen.pairs for row in pair}
+        return _Plan(tuple(epochs), _packed([r for r in range(len(lengths)) if r not in paired], lengths, self.compute.token_budget))
+
+    @torch.no_grad()
+    def _experience(
+        self, rows: Sequence[RolloutRow], texts: TextBatch, plan: _Plan, chosen: Chosen, metrics: MetricSums
+    ) -> Experience:
+        mask_BT = texts.response_mask_BT
+        old_BT = torch.zeros(mask_BT.shape, dtype=torch.float32, device=mask_BT.device)
+        ref_BT = old_BT.clone()
+        in_pairs = tuple(_sides(micro, chosen) for step in plan.epochs[0] for micro in step)
+        for micro in (*in_pairs, *plan.others):
+            part = texts.rows(micro)
+            index, width = torch.tensor(micro, device=mask_BT.device), part.token_ids_BT.shape[1]
+            with self.compute.autocast():
+                output = self.policy.forward_response(part, self.config.sampling.temperature, entropy=True)
+                ref_BT[index, :width] = self.reference.logprobs(part, self.config.sampling.temperature)
+            assert output.entropy_BT is not None
+            old_BT[index, :width] = output.logprobs_BT
+            metrics.add("entropy", float(masked_sum(output.entropy_BT, part.response_mask_BT)), float(part.response_mask_BT.sum()))
+        return Experience(
+            mask_BT,
+            old_BT.new_tensor([row.score for row in rows]),
+            as_groups([row.group for row in rows]).to(mask_BT.device),
+            torch.tensor([row.terminated for row in rows], device=mask_BT.device),
+            old_BT,
+            ref_BT,
+        )
+
+    def _perhaps_refresh(self) -> None:
+        """Iterative DPO: the policy of this moment becomes the reference."""
+        if self.config.refresh_reference and self._round % self.config.refresh_reference == 0:
+            self.reference = Reference.frozen_copy(self.policy)
+
+    # -- the update ----------------------------------------------------------------------------------------------------------
+
+    def _update(self, texts: TextBatch, experience: Experience, plan: _Plan, chosen: Chosen, metrics: MetricSums) -> None:
+        first = True
+        for step in (step for epoch in plan.epochs for step in epoch):
+            num_pairs = sum(len(micro) for micro in step)
+            losses = []
+            for micro in step:
+                loss = self._microbatch(texts, experience, _sides(micro, chosen), metrics, check_ratio=first)
+                self.worker.accumulate(loss.total / num_pairs)
+                losses.append(LossSum(loss.total.detach(), loss.stats))
+            first = False
+            report = self.worker.step()
+            describe_preference(metrics, losses)
+            metrics.update({"grad_norm": report.grad_norm, "learning_rate": report.learning_rate})
+            metrics.update({"skipped_steps": float(not report.applied), "optimiser_steps": float(report.applied)})
+
+    def _microbatch(
+        self, texts: TextBatch, experience: Experience, rows: tuple[int, ...], metrics: MetricSums, *, check_ratio: bool
+    ) -> LossSum:
+        """Some pairs in one pass: all chosen rows first, then all rejected ones."""
+        part, num = texts.rows(rows), len(rows) // 2
+        with self.compute.autocast():
+            logprobs_BT = self.policy.forward_response(part, self.config.sampling.temperature).logprobs_BT
+        index, width = torch.tensor(rows, device=logprobs_BT.device), logprobs_BT.shape[1]
+        if check_ratio:
+            self._check_first_ratio(logprobs_BT, experience.old_logprobs_BT[index, :width], part.response_mask_BT, metrics)
+        both = sequence_sums(logprobs_BT, part.response_mask_BT)
+        start_B = sequence_sums(experience.ref_logprobs_BT[index, :width], part.response_mask_BT).logprobs_B
+        chosen = PairSums(both.logprobs_B[:num], both.lengths_B[:num])
+        rejected = PairSums(both.logprobs_B[num:], both.lengths_B[num:])
+        return pair_loss(chosen, rejected, start_B[:num], start_B[num:], self._spec)
+
+    def _check_first_ratio(self, logprobs_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, metrics: MetricSums) -> None:
+        """Before the first update the policy is the one that was read for the old log-probabilities."""
+        worst = float(torch.where(mask_BT, (logprobs_BT.detach() - old_BT).abs(), 0.0).max())
+        metrics.add("first_ratio_error", worst)
+        if not worst <= RATIO_TOLERANCE[self.compute.dtype]:
+            raise RatioError(
+                f"before the first update of this round a log-probability differs by {worst:.3g} nats from the old one (allowed: "
+                f"{RATIO_TOLERANCE[self.compute.dtype]:g}). The two passes do not see the same model: look for dropout, or weights that "
+                "changed between the passes"
+            )
+
+
+def _packed(members: Sequence[int], lengths: Sequence[int], budget: int) -> _Passes:
+    """Those members in passes within the budget."""
+    return tuple(tuple(members[i] for i in micro) for micro in microbatches([lengths[member] for member in members], budget))
+
+
+def _sides(pairs: Sequence[int], chosen: Chosen) -> tuple[int, ...]:
+    """Rows of these pairs: the chosen ones, then the rejected ones."""
+    return (*(chosen.pairs[pair][0] for pair in pairs), *(chosen.pairs[pair][1] for pair in pairs))
