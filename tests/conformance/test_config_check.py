@@ -347,3 +347,31 @@ def test_equal_scores_are_worth_a_warning_and_the_gradient_is_checked_all_the_sa
     assert "all answers score 1" in as_text(verdict)
     assert "made-up ones take their place" in as_text(verdict)
     assert "something to look at (rl.x: rewards)" in verdict.sentence
+
+
+# -- the run's folder --------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_stage_is_read_and_the_folder_is_left_as_it_was(tmp_path):
+    from tether.run.pipeline import run
+
+    prompts = [{"prompt_id": f"t{i}", "prompt": f"Say {i}.", "completion": f"{i}."} for i in range(4)]
+    write_jsonl(tmp_path / "rows.jsonl", prompts)
+    rows = {"path": str(tmp_path / "rows.jsonl")}
+    config = RunConfig.model_validate(
+        {
+            "output": str(tmp_path), "model": {"path": "tiny"}, "compute": {"dtype": "float32", "threads": 1}, "sft": {"data": rows},
+            "rl": {"x": {"kind": "grpo", "prompts": rows, "rewards": [LENGTH], "steps": 1, "sampling": {"max_new_tokens": 4}}},
+        }
+    )  # fmt: skip
+    assert "the sft stage has not run" in check_config(config, Limits(max_new_tokens=4)).stages[0].notes[0]
+    run(config)
+
+    def files() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in config.folder.rglob("*") if path.is_file()}
+
+    before = files()
+    verdict = check_config(config, Limits(max_new_tokens=4))
+    assert verdict.ok, as_text(verdict)
+    assert not any("sft" in note for note in verdict.stages[0].notes)
+    assert files() == before

@@ -49,6 +49,8 @@ class Lab:
     options: tuple[Option, ...] = ()
 
 
+_SEED = Option("seed", int, 0, "seed of the draws")
+
 _LABS = (
     Lab("reward-model", "Bradley-Terry on four named features, and pairs that contradict a weight", "reward_model",
         (Option("contradict", int, None, "so many extra pairs that prefer the less safe answer"),)),
@@ -59,14 +61,21 @@ _LABS = (
     Lab("ce-vs-ppo", "the gradient of cross-entropy inside that of PPO", "ce_vs_ppo"),
     Lab("entropy", "an entropy bonus beside padding that holds NaN", "entropy",
         (Option("coef", float, 0.1, "coefficient of the bonus"),)),
-    Lab("kl-bandit", "both directions of KL, and the optima they lead to", "kl_bandit"),
-    Lab("group-size", "how many samples per prompt, and what the group mean costs", "group_size"),
+    Lab("kl-bandit", "both directions of KL, and the optima they lead to", "kl_bandit",
+        (Option("max_steps", int, 400, "most exact-gradient steps"),)),
+    Lab("group-size", "how many samples per prompt, and what the group mean costs", "group_size",
+        (Option("seeds", int, 400, "runs"), Option("steps", int, 20, "updates of a run"), _SEED)),
     Lab("length-hacking", "a reward paid by the token, with and without a tether", "length_hacking",
-        (Option("model", str, None, "also on this language model: tiny, smollm2 or a folder"),)),
-    Lab("rule-reward", "sums with one right answer: groups that teach nothing", "rule_reward"),
-    Lab("no-std", "what dividing by the group's standard deviation does", "no_std"),
-    Lab("over-optimisation", "a proxy reward rises while the gold reward falls", "over_optimisation"),
-    Lab("best-of-n", "best of n without training, its gain and its KL bound", "best_of_n"),
+        (Option("model", str, None, "also on this language model: tiny, smollm2 or a folder"),
+         Option("steps", int, 6, "updates of the language model"), Option("beta", float, 5.0, "its tether"), _SEED)),
+    Lab("rule-reward", "sums with one right answer: groups that teach nothing", "rule_reward",
+        (Option("seeds", int, 40, "runs"), Option("group_size", int, 8, "answers per prompt"), Option("steps", int, 50, "updates"), _SEED)),
+    Lab("no-std", "what dividing by the group's standard deviation does", "no_std",
+        (Option("seeds", int, 1000, "runs"), Option("steps", int, 60, "updates of a run"), _SEED)),
+    Lab("over-optimisation", "a proxy reward rises while the gold reward falls", "over_optimisation",
+        (Option("seeds", int, 20, "worlds"), Option("pool", int, 2048, "samples of best-of-n"), _SEED)),
+    Lab("best-of-n", "best of n without training, its gain and its KL bound", "best_of_n",
+        (Option("samples", int, 64, "samples in a pool"), Option("repetitions", int, 400, "pools"), _SEED)),
 )  # fmt: skip
 
 LABS: Mapping[str, Lab] = MappingProxyType({lab.name: lab for lab in _LABS})

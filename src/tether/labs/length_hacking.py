@@ -17,6 +17,7 @@ from torch import Tensor
 from tether.events import read_events
 from tether.labs.result import Curve, Figure, LabResult, Panel, Table
 from tether.maths import kl_full, length_hack, reverse_kl_optimum
+from tether.models.policy import Policy
 from tether.models.resolve import resolve_model
 from tether.types import Rollout, Score
 
@@ -174,13 +175,13 @@ def _figures(rows: list[_Row], courses: dict[bool, list[dict[str, float]]]) -> d
 
 def _train(model: str, beta: float, settings: dict[str, object], seed: int) -> list[dict[str, float]]:
     """GRPO from the model's own weights, for ``ALPHA`` per token; the metrics of every step."""
-    import tether  # the public entrance, as a user would: only this part of the labs needs a trainer, and labs stand below tether.api
+    from tether.api import grpo  # as a user would; only this part of the labs needs a trainer
 
-    policy = tether.Policy.load(resolve_model(model))
+    policy = Policy.load(resolve_model(model))
     tie = {"where": "loss", "estimator": "k3_corrected", "beta": beta}
     with TemporaryDirectory() as scratch:
         log = Path(scratch) / "events.jsonl"
-        tether.grpo(policy, PROMPTS, [_TokenPay(ALPHA)], seed=seed, log=log, kl=tie, **settings)
+        grpo(policy, PROMPTS, [_TokenPay(ALPHA)], seed=seed, log=log, kl=tie, **settings)
         return [event["metrics"] for event in read_events(log) if event["kind"] == "step"]
 
 
