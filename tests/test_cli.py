@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from tether import cli
-from tether.config import RunConfig, load_config
+from tether.config import RunConfig, load_config, resolved_json
 from tether.dryrun import Origin, parameter_count, render
-from tether.errors import RunError
+from tether.errors import Interrupted, RunError
 
 CONFIG = """
 name = "try"
@@ -58,8 +58,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
     """The runs that the command line asked for; none is carried out."""
     calls: list[SimpleNamespace] = []
 
-    def run(config: RunConfig, *, observer: object, fresh: bool) -> SimpleNamespace:
-        calls.append(SimpleNamespace(config=config, observer=observer, fresh=fresh))
+    def run(config: RunConfig, *, observer: object, fresh: bool, accept_changes: bool) -> SimpleNamespace:
+        calls.append(SimpleNamespace(config=config, observer=observer, fresh=fresh, accept_changes=accept_changes))
         return SimpleNamespace(folder=config.folder, report=config.folder / "report.html", evaluation=None)
 
     _replace_pipeline(monkeypatch, run)
@@ -289,3 +289,24 @@ def test_parameters_are_counted_from_headers(tmp_path: Path):
     save_file({"a": torch.zeros(3, 4), "b": torch.zeros(5)}, tmp_path / "model.safetensors")
     assert parameter_count(tmp_path) == 17
     assert parameter_count(tmp_path / "nothing") is None
+
+
+def test_resume_takes_the_stored_configuration_wherever_the_folder_now_lies(started, tmp_path):
+    config = RunConfig.model_validate({"name": "old", "output": "elsewhere", "evaluate": {"prompts": {"path": "p.jsonl"}}})
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (moved / "config.json").write_text(resolved_json(config))
+    assert cli.main(["resume", str(moved), "--quiet"]) == 0
+    assert started[0].config.folder == moved
+    assert cli.main(["resume", str(tmp_path)]) == 1
+
+
+def test_a_run_that_a_signal_ended_says_how_to_go_on(monkeypatch, tmp_path, capsys):
+    def stopped(*_: object, **__: object) -> None:
+        raise Interrupted(143)
+
+    _replace_pipeline(monkeypatch, stopped)
+    file = tmp_path / "run.toml"
+    file.write_text('[evaluate]\nprompts.path = "p.jsonl"\n')
+    assert cli.main(["run", str(file), "--fresh"]) == 143
+    assert f"tether run {file}" in capsys.readouterr().err

@@ -199,12 +199,16 @@ def conformance(
     """
     if config is not None:
         from tether.config import load_config
-        from tether.run import selfcheck
+        from tether.run.selfcheck import as_json as verdict_json
+        from tether.run.selfcheck import check_config
 
-        verdict = selfcheck.check_config(load_config(config, words))
-        print(selfcheck.as_json(verdict) if as_json else selfcheck.as_text(verdict))
+        verdict = check_config(load_config(config, words), say=_ignore if as_json else print)
+        if as_json:
+            print(verdict_json(verdict))
         if not verdict.ok:
             raise RunError(f"{config}: {verdict.sentence}")
+        if not as_json:
+            print(verdict.sentence)
         return
     if len(words) != 1:
         raise ConfigError(f"conformance: expected one FILE of cases or --config RUN.toml, got {len(words)} files")
@@ -240,6 +244,10 @@ def lab(
     print(result_json(result) if as_json else as_text(result))
     if plot is not None:
         write_plot(result, plot)
+
+
+def _ignore(_text: str) -> None:
+    """Lines that only a reader at a terminal wants."""
 
 
 def _lab_line(entry: Any) -> str:
@@ -302,7 +310,7 @@ def _underscored(path: str) -> str:
 
 def main(tokens: Sequence[str]) -> int:
     """Run one command line; returns the exit status."""
-    takes_overrides = tokens[:1] == ["run"] or tokens[:2] == ["config", "show"]
+    takes_overrides = tokens[:1] in (["run"], ["conformance"]) or tokens[:2] == ["config", "show"]
     try:
         app(
             as_overrides(tokens) if takes_overrides else tokens,

@@ -62,7 +62,8 @@ def sections_of(kind: str, folder: Path):
         data = {"path": str(folder / "pairs.jsonl")}
         return {"reward_model": {"data": data, "batch_size": 4, "epochs": 3}}, "reward_model", 6
     if kind == "dpo":
-        return {"direct": {"a": {"kind": "dpo", "data": {"path": str(folder / "pairs.jsonl")}, "batch_size": 4, "epochs": 3}}}, "direct.a", 6
+        stage = {"kind": "dpo", "data": {"path": str(folder / "pairs.jsonl")}, "batch_size": 4, "epochs": 3}
+        return {"direct": {"a": stage}}, "direct.a", 6
     online = {
         "kind": kind,
         "prompts": {"path": str(folder / "prompts.jsonl")},

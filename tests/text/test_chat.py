@@ -280,7 +280,7 @@ def test_bulk_lists_every_bad_row(chatml):
     good = Demonstration((Message(U, "q"),), "hello")
     bad = Demonstration((Message(U, "q"),), "he<|im_end|>llo")
     assert len(demonstration_examples([good, good], chatml)) == 2
-    with pytest.raises(DataError, match=r"(?s)d: 2 of 3 rows.*row 2: .*row 3: ") as caught:
+    with pytest.raises(DataError, match=r"(?s)d: 2 of 3 rows.*rows 2-3: ") as caught:
         demonstration_examples([good, bad, bad], chatml, source="d")
     assert "row 1:" not in str(caught.value)
     (pair,) = comparison_pairs([Comparison(good.prompt, "hello", "he", 0.5)], chatml)
