@@ -85,12 +85,18 @@ def _samples_per_prompt(kind: str) -> int:
 def draw(kind: str, curves: Sequence[Curve]) -> str:
     """Two charts side by side, reward and KL by round: thin lines are seeds, the thick one their mean."""
     panels = (
-        _chart("reward", "share of tokens", [curve.reward for curve in curves]),
-        _chart("KL(policy || reference)", "nats per token, k1", [curve.kl for curve in curves]),
+        ("reward", "share of tokens", [curve.reward for curve in curves]),
+        ("KL(policy || reference)", "nats per token, k1", [curve.kl for curve in curves]),
     )
-    body = "".join(_panel(panel, x) for panel, x in zip(panels, (0.0, WIDTH), strict=True))
-    title = f"{TITLES[kind][0]} on the toy task, {len(curves)} seeds"
-    size = f'width="{2 * WIDTH:g}" height="{HEIGHT + 26:g}" viewBox="0 0 {2 * WIDTH:g} {HEIGHT + 26:g}"'
+    return draw_panels(f"{TITLES[kind][0]} on the toy task, {len(curves)} seeds", panels, "round")
+
+
+def draw_panels(title: str, panels: Sequence[tuple[str, str, Sequence[Sequence[float]]]], x_label: str) -> str:
+    """Charts side by side as one SVG; each is (name, unit, one series per seed)."""
+    charts = [_chart(name, unit, series, x_label) for name, unit, series in panels]
+    body = "".join(_panel(panel, WIDTH * number) for number, panel in enumerate(charts))
+    width = len(charts) * WIDTH
+    size = f'width="{width:g}" height="{HEIGHT + 26:g}" viewBox="0 0 {width:g} {HEIGHT + 26:g}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="sans-serif" font-size="11" fill="#333">\n'
         f"<title>{html.escape(title)}</title>\n"
@@ -98,10 +104,10 @@ def draw(kind: str, curves: Sequence[Curve]) -> str:
     )
 
 
-def _chart(name: str, unit: str, series: Sequence[Sequence[float]]) -> Chart:
+def _chart(name: str, unit: str, series: Sequence[Sequence[float]], x_label: str) -> Chart:
     mean = [statistics.fmean(values) for values in zip(*series, strict=True)]
     lines = {f"seed {number}": values for number, values in enumerate(series)} | {"mean": mean}
-    return chart(name, unit, "", {name: list(enumerate(values, start=1)) for name, values in lines.items()}, x_label="round")
+    return chart(name, unit, "", {name: list(enumerate(values, start=1)) for name, values in lines.items()}, x_label=x_label)
 
 
 def _panel(panel: Chart, left: float) -> str:
@@ -128,28 +134,30 @@ def table(results: Mapping[str, Sequence[Curve]], steps: int) -> str:
     ]
     for kind, curves in results.items():
         start = statistics.fmean(curve.reward[0] for curve in curves)
-        end = _spread([statistics.fmean(curve.reward[-_LAST:]) for curve in curves])
-        kl = _spread([statistics.fmean(curve.kl[-_LAST:]) for curve in curves])
+        end = spread([statistics.fmean(curve.reward[-_LAST:]) for curve in curves])
+        kl = spread([statistics.fmean(curve.kl[-_LAST:]) for curve in curves])
         lines.append(f"| [{kind}]({kind}.md) | {start:.2f} | {end} | {kl} | {statistics.fmean(c.answers for c in curves):.0f} |")
     return "\n".join(lines)
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
+    """Mean [lowest, highest]."""
     return f"{statistics.fmean(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
-def write_table(page: Path, text: str) -> None:
+def write_table(page: Path, text: str, markers: tuple[str, str] = (_BEGIN, _END)) -> None:
     """Replace what stands between the markers."""
-    head, found, rest = page.read_text(encoding="utf-8").partition(_BEGIN)
-    _, closed, tail = rest.partition(_END)
+    begin, end = markers
+    head, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, closed, tail = rest.partition(end)
     if not (found and closed):
-        raise SystemExit(f"{page} lacks the markers {_BEGIN} and {_END}")
-    page.write_text(f"{head}{_BEGIN}\n\n{text}\n\n{_END}{tail}", encoding="utf-8")
+        raise SystemExit(f"{page} lacks the markers {begin} and {end}")
+    page.write_text(f"{head}{begin}\n\n{text}\n\n{end}{tail}", encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, draw, and write the table when all kinds were run; exit code 1 when a reward did not rise for every seed."""
-    kinds = [*ACTOR_CRITIC, *CRITIC_FREE]
+    kinds = [*ACTOR_CRITIC, *CRITIC_FREE, "online_dpo"]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kinds", nargs="+", default=kinds, choices=kinds)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -113,6 +113,14 @@ def test_case_D5_rows_in_any_order_give_the_same_update(tiny_folder):
     assert torch.allclose(after[0], after[1], atol=1e-6)
 
 
+def test_case_D3_a_round_without_any_spread_warns_and_is_counted(policy, caplog):
+    made = learner(policy)
+    assert made.learn(make_rows())["dead_group_share"] == 0
+    assert "equal rewards" not in caplog.text
+    assert made.learn([replace(row, score=0.3) for row in make_rows()])["dead_group_share"] == 1
+    assert "equal rewards" in caplog.text
+
+
 def test_case_C2_with_zero_advantages_a_step_brings_the_policy_nearer_to_the_reference(policy):
     reference = Reference.frozen_copy(policy)
     with torch.no_grad():

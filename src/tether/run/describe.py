@@ -22,6 +22,12 @@ __all__ = ["describe_round", "describe_sampled", "describe_step", "warn_of_negat
 
 _ENOUGH_SEQUENCES = 16  # below, the standard error itself is too uncertain for a warning
 
+_ALL_DEAD = (
+    "a whole round of groups had equal rewards inside each group, so no advantage is left and only the tether acts. If it repeats, the "
+    "prompts are too hard or too easy for this policy, or the reward sees no difference: read some answers, use other prompts, a larger "
+    "samples_per_prompt, or dynamic_sampling"
+)
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -31,6 +37,8 @@ def describe_round(metrics: MetricSums, experience: Experience, annotated: Annot
     metrics.add("reward_with_kl", float(experience.scores_B.mean()) - beta * kl_sequence)
     if annotated.num_groups < len(experience.scores_B):  # groups of one have no spread to speak of
         metrics.add("dead_group_share", float(annotated.dead_groups), float(annotated.num_groups))
+        if annotated.dead_groups == annotated.num_groups:
+            _LOG.warning(_ALL_DEAD)
     if experience.old_values_BT is not None and annotated.returns_BT is not None:
         metrics.add("explained_variance", explained_variance(experience.old_values_BT, annotated.returns_BT, experience.mask_BT))
 
