@@ -58,8 +58,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
     """The runs that the command line asked for; none is carried out."""
     calls: list[SimpleNamespace] = []
 
-    def run(config: RunConfig, *, observer: object, fresh: bool, accept_changes: bool) -> SimpleNamespace:
-        calls.append(SimpleNamespace(config=config, observer=observer, fresh=fresh, accept_changes=accept_changes))
+    def run(config: RunConfig, *, observer: object, fresh: bool, **told: bool) -> SimpleNamespace:
+        calls.append(SimpleNamespace(config=config, observer=observer, fresh=fresh, **told))
         return SimpleNamespace(folder=config.folder, report=config.folder / "report.html", evaluation=None)
 
     _replace_pipeline(monkeypatch, run)
@@ -310,3 +310,8 @@ def test_a_run_that_a_signal_ended_says_how_to_go_on(monkeypatch, tmp_path, caps
     file.write_text('[evaluate]\nprompts.path = "p.jsonl"\n')
     assert cli.main(["run", str(file), "--fresh"]) == 143
     assert f"tether run {file}" in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_the_lab_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("tether.labs.run_lab", lambda *_args, **_options: pytest.fail("the lab ran"))
+    assert cli.main(["lab", "kl-bandit", "--plot", str(tmp_path / "nowhere" / "a.svg")]) == 2

@@ -86,6 +86,13 @@ def test_override(override: str, read):
     [
         (["sft.epoch=2"], ["sft.epoch", "did you mean 'epochs'?"]),
         (["rl.ppo.lambda=1"], ["rl.ppo.lambda", "did you mean 'lam'?"]),
+        (["rl.grpo.learning_rate=1"], ["rl.grpo.learning_rate", "did you mean 'optim.learning_rate'?"]),
+        (["rl.grpo.beta=1"], ["rl.grpo.beta", "did you mean 'kl.beta'?"]),
+        (["rl.grpo.temperature=1"], ["did you mean 'sampling.temperature'?"]),
+        (["epochs=2"], ["epochs: unknown setting", "did you mean 'sft.epochs' or 'reward_model.epochs'?"]),
+        (["name=../up"], ["name = '../up': expected letters, digits", "`output` is the folder around it"]),
+        (["compute.device=gpu"], ["compute.device = 'gpu': expected auto, cpu, cuda or cuda:N"]),
+        (["rl.grpo.rewards=[]"], ["rl.grpo.rewards = []: expected at least 1 in the list"]),
         (["sft.epochs=0"], ["sft.epochs = 0", "greater than or equal to 1"]),
         (["name.first=a"], ["name is the value 'try', not a section"]),
         (["rl.grpo.rewards.5.weight=1"], ["index from 0 to 1", "'5'"]),

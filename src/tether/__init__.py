@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tether.api import grpo, ppo, rl, update_policy
+    from tether.api import PolicyUpdater, grpo, ppo, rl, update_policy
     from tether.api_direct import dpo
     from tether.config import RunConfig, load_config
     from tether.models.policy import Policy
@@ -24,6 +24,7 @@ __all__ = [
     "Demonstration",
     "Message",
     "Policy",
+    "PolicyUpdater",
     "Prompt",
     "RewardModel",
     "RunConfig",
@@ -43,6 +44,7 @@ _HOMES = {
     "Demonstration": "tether.types",
     "Message": "tether.types",
     "Policy": "tether.models.policy",
+    "PolicyUpdater": "tether.api",
     "Prompt": "tether.types",
     "RewardModel": "tether.models.reward",
     "RunConfig": "tether.config",

@@ -12,15 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import index
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
+import torch
 from pydantic import ValidationError
 
-from tether.backends.compute import Compute, resolve_compute
-from tether.config import ActorCriticConfig, ComputeConfig, OnlineDPOConfig, explain, rl_kind
-from tether.errors import ConfigError
+from tether.api_direct import check_policy, python_compute, refuse_given
+from tether.backends.compute import Compute
+from tether.config import ActorCriticConfig, OnlineDPOConfig, explain, rl_kind
+from tether.errors import ConfigError, DataError
 from tether.events import EventLog
 from tether.models.policy import Policy
 from tether.models.reference import Reference
@@ -30,6 +33,8 @@ from tether.records import prompt_from_row
 from tether.rewards.learned import LearnedPart
 from tether.rewards.rubric import RewardPart, Rubric
 from tether.rollout.local import LocalSampler
+from tether.rollout.plain import position_limit
+from tether.rollout.proof import WeightProof
 from tether.run.learner import OnlineLearner
 from tether.run.observer import Observer, Quiet
 from tether.run.online_dpo import OnlineDPOLearner
@@ -42,6 +47,9 @@ from tether.types import Failure, Message, Prompt, Rollout, Score
 __all__ = ["PolicyUpdater", "RewardFunction", "grpo", "ppo", "rl", "update_policy"]
 
 RewardFunction = Callable[[Prompt, str], float | None]
+
+_LARGEST = float(torch.finfo(torch.float32).max)  # scores are float32 from here on
+_NOT_FROM_IDS = {"remax": "the score of the greedy answer", "gdpo": "the score of every reward part"}
 
 
 @dataclass(frozen=True)
@@ -62,9 +70,14 @@ class _FunctionPart:
             return Failure("reward function", f"{type(error).__name__}: {error}")
         if value is None:
             return Score(None)
-        if not math.isfinite(value):
-            return Failure("reward function", f"it returned {value}; return None where the reward does not apply")
-        return Score(float(value))
+        try:
+            number = math.nan if isinstance(value, str) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not abs(number) <= _LARGEST:
+            wanted = "return a finite number (float32), or None where the reward does not apply"
+            return Failure("reward function", f"it returned {value!r:.60} ({type(value).__name__}); {wanted}")
+        return Score(number)
 
 
 def rl(
@@ -83,17 +96,21 @@ def rl(
     ``settings`` are the fields of that algorithm's section ``[rl.NAME]`` (``steps``, ``kl={"beta": .05}``, ...) and ``compute={...}``.
     Returns the metrics of the last step; with ``log`` every step is appended to that .jsonl. Raises ConfigError for wrong settings.
     """
+    check_policy(policy)
     config, compute = _settings(algorithm, dict(settings))
+    if isinstance(prompts, str | bytes | Mapping):
+        raise TypeError(f"prompts: expected a list of prompts, got one {type(prompts).__name__}; write [...] around it")
     asked = [_as_prompt(prompt, index) for index, prompt in enumerate(prompts)]
     if not asked:
         raise ValueError("prompts is empty: give at least one")
     learner = _learner(policy, None, config, compute, seed)
     sampler = LocalSampler(policy.model, policy.format.eos_ids, policy.format.pad_id, compute.dtype, config.sampling.max_rows)
+    proof = WeightProof(policy, sampler, compute.dtype, compute.autocast)
     with TemporaryDirectory() as scratch:
         events = EventLog(log if log is not None else Path(scratch) / "events.jsonl")
         recorder = Recorder(events, observer or Quiet(), f"rl.{config.kind}", config.steps)
         try:
-            return run_rl(OnlineRun(learner, sampler, _rubric(reward, compute), asked, seed), recorder)
+            return run_rl(OnlineRun(learner, sampler, _rubric(reward, compute), asked, seed, proof), recorder)
         finally:
             events.close()
 
@@ -122,7 +139,8 @@ def grpo(
 class PolicyUpdater:
     """The update alone, for loops of your own: keeps optimiser, reference and beta between calls of :meth:`update`.
 
-    ``algorithm``: any online one; ``settings`` as in :func:`rl`. Without ``reference`` the policy's present weights are copied.
+    ``algorithm``: any online one but remax and gdpo, which need more than a score per answer; ``settings`` as in :func:`rl`. Without
+    ``reference`` the policy's present weights are copied.
     """
 
     policy: Policy
@@ -132,7 +150,15 @@ class PolicyUpdater:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_policy(self.policy)
+        if self.reference is not None and not isinstance(self.reference, Reference):
+            raise TypeError(f"reference: expected a Reference, got {type(self.reference).__name__}; use Reference.frozen_copy(policy)")
         config, compute = _settings(self.algorithm, dict(self.settings))
+        if (advantage := getattr(config, "advantage", "")) in _NOT_FROM_IDS:
+            raise ConfigError(
+                f"advantage = {advantage!r} needs {_NOT_FROM_IDS[advantage]} as well, which an update on ids does not take; "
+                "use tether.rl, or another algorithm"
+            )
         self._learner = _learner(self.policy, self.reference, config, compute, self.seed)
 
     def update(
@@ -151,6 +177,8 @@ class PolicyUpdater:
         by a length limit (default: True where it ends in one of the policy's end tokens). Raises ValueError for lengths that differ.
         """
         count = len(scores)
+        if count == 0:
+            raise ValueError("scores is empty: give at least one answer with its score")
         given = {
             "query_ids": query_ids,
             "response_ids": response_ids,
@@ -161,32 +189,54 @@ class PolicyUpdater:
         for name, value in given.items():
             if value is not None and len(value) != count:
                 raise ValueError(f"{name} has {len(value)} rows, scores has {count}: one row per answer")
-        names = list(groups) if groups is not None else [repr(tuple(ids)) for ids in query_ids]
+        queries, responses = self._ids("query_ids", query_ids), self._ids("response_ids", response_ids)
+        self._check_lengths(queries, responses)
+        names = list(groups) if groups is not None else [repr(ids) for ids in queries]
         if self._learner.config.samples_per_prompt > 1 and len(set(names)) == count:
             raise ValueError(
                 f"{self.algorithm} compares answers to one prompt, and no group has two rows: give several answers a prompt, or use ppo"
             )
-        self._check_ids("query_ids", query_ids)
-        self._check_ids("response_ids", response_ids)
         ends = set(self.policy.format.eos_ids)
         rows = [
             RolloutRow(
-                tuple(query_ids[i]),
-                tuple(response_ids[i]),
+                queries[i],
+                responses[i],
                 None if sampler_logprobs is None else tuple(sampler_logprobs[i]),
                 float(scores[i]),
                 names[i],
-                terminated[i] if terminated is not None else bool(response_ids[i]) and response_ids[i][-1] in ends,
+                terminated[i] if terminated is not None else bool(responses[i]) and responses[i][-1] in ends,
             )
             for i in range(count)
         ]
         return self._learner.learn(rows)
 
-    def _check_ids(self, name: str, rows: Sequence[Sequence[int]]) -> None:
+    def _ids(self, name: str, rows: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """The rows as whole numbers of the vocabulary; lists, arrays and tensors alike."""
         vocabulary = int(self.policy.config.get_text_config().vocab_size)
-        for number, ids in enumerate(rows):
+        read: list[tuple[int, ...]] = []
+        for number, row in enumerate(rows):
+            listed: Any = row.tolist() if hasattr(row, "tolist") else row  # pyright: ignore[reportAttributeAccessIssue]
+            if not isinstance(listed, Sequence) or isinstance(listed, str | bytes):
+                raise ValueError(f"{name}, row {number}: expected a list of token ids, got {type(row).__name__}")
+            try:
+                ids = tuple(index(token) for token in listed)
+            except TypeError:
+                raise ValueError(f"{name}, row {number}: token ids are whole numbers, got {listed!r:.60}") from None
             if wrong := [token for token in ids if not 0 <= token < vocabulary]:
                 raise ValueError(f"{name}, row {number}: token id {wrong[0]} is outside the vocabulary of {vocabulary}")
+            read.append(ids)
+        return read
+
+    def _check_lengths(self, queries: Sequence[tuple[int, ...]], responses: Sequence[tuple[int, ...]]) -> None:
+        limit = position_limit(self.policy.config.get_text_config().to_dict())
+        for number, (query, response) in enumerate(zip(queries, responses, strict=True)):
+            if limit is not None and (count := len(query) + len(response)) > limit:
+                raise ValueError(f"row {number}: {count} tokens exceed the {limit} positions of the model")
+
+    @property
+    def pretrains(self) -> bool:
+        """True where the first updates train the value function alone (``value_pretrain_steps``)."""
+        return getattr(self._learner.config, "value_pretrain_steps", 0) > 0
 
     @property
     def beta(self) -> float:
@@ -204,8 +254,17 @@ def update_policy(
     algorithm: str = "ppo",
     **settings: Any,
 ) -> dict[str, float]:
-    """One update and its statistics, with a fresh optimiser. For repeated updates keep a :class:`PolicyUpdater`."""
-    return PolicyUpdater(policy, algorithm, reference, settings).update(query_ids, response_ids, scores)
+    """One update and its statistics, with a fresh optimiser. For repeated updates keep a :class:`PolicyUpdater`.
+
+    Raises ConfigError where the first update would train a value function alone (``value_pretrain_steps``, as in VAPO).
+    """
+    updater = PolicyUpdater(policy, algorithm, reference, settings)
+    if updater.pretrains:
+        raise ConfigError(
+            f"{algorithm}: the first update would train the value function alone and leave the policy as it is; keep a PolicyUpdater "
+            "for several updates, or pass value_pretrain_steps=0"
+        )
+    return updater.update(query_ids, response_ids, scores)
 
 
 # ----------------------------------------------------------------------------------------------------------------------------
@@ -213,10 +272,11 @@ def update_policy(
 
 def _settings(algorithm: str, settings: dict[str, Any]) -> tuple[Any, Compute]:
     kind = rl_kind(algorithm)
+    refuse_given(settings, {"kind": "algorithm", "prompts": "prompts", "rewards": "reward"}, algorithm)
+    compute = python_compute(settings.pop("compute", {}))
+    fixed = {"kind": algorithm, "prompts": {"path": "(given in Python)"}, "rewards": [{"kind": "format"}]}
     try:
-        compute = resolve_compute(ComputeConfig.model_validate(settings.pop("compute", {})))
-        fixed = {"kind": algorithm, "prompts": {"path": "(given in Python)"}, "rewards": [{"kind": "format"}]}
-        return kind.model_validate({**fixed, **settings}), compute
+        return kind.model_validate({**settings, **fixed}), compute
     except ValidationError as error:
         raise ConfigError(explain(error, kind), f"the settings of {algorithm}") from None
 
@@ -244,12 +304,20 @@ def _rubric(reward: Any, compute: Compute) -> Rubric:
         return Rubric([("learned", 1.0, LearnedPart(reward, compute.token_budget))])
     if callable(reward):
         return Rubric([("reward", 1.0, _FunctionPart(cast("RewardFunction", reward)))])
-    return Rubric([(part.name, 1.0, part) for part in reward])
+    parts = list(reward) if isinstance(reward, Iterable) and not isinstance(reward, str) else []
+    if not parts or not all(hasattr(part, "score") and hasattr(part, "name") for part in parts):
+        raise TypeError(
+            f"reward: expected a function (prompt, answer) -> float, a RewardModel, or a list of reward parts; got {reward!r:.60}"
+        )
+    return Rubric([(part.name, 1.0, part) for part in parts])
 
 
 def _as_prompt(prompt: Any, index: int) -> Prompt:
     if isinstance(prompt, Prompt):
         return prompt
-    if not isinstance(prompt, str) and all(isinstance(turn, Message) for turn in prompt):
-        return Prompt(f"prompt-{index}", tuple(prompt))
-    return replace(prompt_from_row({"prompt": prompt}, index), prompt_id=f"prompt-{index}")
+    try:
+        if isinstance(prompt, Sequence) and prompt and not isinstance(prompt, str) and all(isinstance(turn, Message) for turn in prompt):
+            prompt = [{"role": turn.role, "content": turn.content} for turn in prompt]
+        return replace(prompt_from_row({"prompt": prompt}, index), prompt_id=f"prompt-{index}")
+    except DataError as error:
+        raise DataError(f"prompts[{index}]: {error}") from None

@@ -17,17 +17,18 @@ from pydantic import ValidationError
 
 from tether.backends.compute import Compute, resolve_compute
 from tether.config import ComputeConfig, DirectConfig, explain
-from tether.errors import ConfigError
+from tether.errors import ConfigError, DataError
 from tether.events import EventLog
 from tether.models.policy import Policy
 from tether.records import read_comparisons, read_feedback
+from tether.rollout.plain import position_limit
 from tether.run.direct import HeldOutPreference, num_steps, train_direct
 from tether.run.direct_stage import prepare_units
 from tether.run.observer import Observer, Quiet
 from tether.run.recorder import Recorder
 from tether.types import Comparison, Feedback
 
-__all__ = ["DirectResult", "dpo"]
+__all__ = ["DirectResult", "check_policy", "dpo", "python_compute", "refuse_given"]
 
 _SOURCE = "comparisons"
 
@@ -56,8 +57,10 @@ def dpo(
     `completion`, `label`. ``settings`` are the fields of a section ``[direct.NAME]`` (``beta``, ``epochs``, ``optim={...}``, ...) and
     ``compute={...}``. Raises ConfigError for wrong settings, DataError naming every row that cannot be used.
     """
+    check_policy(policy)
     config, compute = _settings(kind, dict(settings))
-    units = prepare_units(_records(comparisons, kind), config, policy.format, _SOURCE, seed)
+    positions = position_limit(policy.config.get_text_config().to_dict())
+    units = prepare_units(_records(comparisons, kind), config, policy.format, _SOURCE, seed, positions)
     policy.to(compute.device)
     with TemporaryDirectory() as scratch:
         events = EventLog(log if log is not None else Path(scratch) / "events.jsonl")
@@ -70,9 +73,34 @@ def dpo(
     return DirectResult(recorder.last, held_out)
 
 
-def _settings(kind: str, settings: dict[str, Any]) -> tuple[DirectConfig, Compute]:
+def check_policy(policy: object) -> None:
+    """Raises TypeError for what is no Policy, with the way to one."""
+    if not isinstance(policy, Policy):
+        raise TypeError(
+            f"policy: expected a tether.Policy, got {type(policy).__name__}; use tether.Policy.load(path), or "
+            "tether.Policy(model, tokenizer) for a transformers model"
+        )
+
+
+def python_compute(given: object) -> Compute:
+    """``compute={...}`` resolved. Raises ConfigError whose paths begin with `compute`."""
     try:
-        compute = resolve_compute(ComputeConfig.model_validate(settings.pop("compute", {})))
+        return resolve_compute(ComputeConfig.model_validate(given))
+    except ValidationError as error:
+        problems = [problem if problem.startswith(" = ") else f".{problem}" for problem in explain(error, ComputeConfig)]
+        raise ConfigError([f"compute{problem}" for problem in problems]) from None
+
+
+def refuse_given(settings: Mapping[str, Any], arguments: Mapping[str, str], kind: str) -> None:
+    """Raises ConfigError for settings of a file that are arguments here; they would have no effect."""
+    if problems := [f"{name}: give it as the argument {arguments[name]!r} of the function" for name in arguments if name in settings]:
+        raise ConfigError(problems, f"the settings of {kind}")
+
+
+def _settings(kind: str, settings: dict[str, Any]) -> tuple[DirectConfig, Compute]:
+    refuse_given(settings, {"data": "comparisons"}, kind)
+    compute = python_compute(settings.pop("compute", {}))
+    try:
         return DirectConfig.model_validate({"kind": kind, "data": {"path": "(given in Python)"}, **settings}), compute
     except ValidationError as error:
         raise ConfigError(explain(error, DirectConfig), f"the settings of {kind}") from None
@@ -81,6 +109,11 @@ def _settings(kind: str, settings: dict[str, Any]) -> tuple[DirectConfig, Comput
 def _records(given: Iterable[Any], kind: str) -> list[Comparison] | list[Feedback]:
     """Rows are read, records taken as they are; a Comparison among KTO's answers gives two."""
     rows = [_as_row(item) for item in given]
+    if rows and all(isinstance(row, str) for row in rows):  # what a DataFrame, a DatasetDict and columns give when they are walked
+        raise DataError(
+            f"{_SOURCE}: expected a list of rows, got a {type(given).__name__} that yields {rows[0]!r:.40}; pick a split of a DatasetDict, "
+            'use frame.to_dict("records") of a DataFrame'
+        )
     return read_feedback(rows, _SOURCE) if kind == "kto" else read_comparisons(rows, _SOURCE)
 
 

@@ -1,6 +1,7 @@
 """The ``tether`` command. Heavy modules are imported by the command that needs them, so that help is instant.
 
-Exit status: 0 done, 1 an error of Tether, 2 wrong usage or configuration, 130 Ctrl-C, 141 reader gone.
+Exit status: 0 done, 1 an error of Tether, 2 wrong usage or configuration, 3 a check paused the run or an audit found flags, 130 Ctrl-C,
+141 reader gone, 143 SIGTERM.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from tether import __version__
-from tether.errors import ConfigError, Interrupted, RunError, TetherError
+from tether.commands import COMMANDS, FLAG, Flagged
+from tether.errors import ConfigError, Interrupted, Paused, RunError, TetherError
 
 __all__ = ["TOP_LEVEL_SETTINGS", "app", "as_overrides", "main"]
 
@@ -39,7 +41,8 @@ _Overrides = Annotated[
     str,
     Parameter(help="Settings that replace those of the file: sft.epochs=2 or --sft.epochs 2, - or _ alike."),
 ]
-_Flag = Parameter(negative=())
+for command in COMMANDS:
+    app.command(command)
 
 
 @app.command
@@ -51,14 +54,14 @@ def run(
         str | None, Parameter(help="Start model instead of the file's: smollm2, tiny, a folder or a hub id.")
     ] = None,
     dry_run: Annotated[
-        bool, _Flag, Parameter(help="Print the resolved configuration and the plan, and stop.")
+        bool, FLAG, Parameter(help="Print the resolved configuration and the plan, and stop.")
     ] = False,
-    quiet: Annotated[bool, _Flag, Parameter(help="Print nothing but the report's path.")] = False,
+    quiet: Annotated[bool, FLAG, Parameter(help="Print nothing but the report's path.")] = False,
     fresh: Annotated[
-        bool, _Flag, Parameter(help="Start over: set the folder of an earlier run of this name aside.")
+        bool, FLAG, Parameter(help="Start over: set the folder of an earlier run of this name aside.")
     ] = False,
     accept_changes: Annotated[
-        bool, _Flag, Parameter(help="Go on from a checkpoint although settings, data or code have changed since.")
+        bool, FLAG, Parameter(help="Go on from a checkpoint although settings, data or code have changed since.")
     ] = False,
 ) -> None:
     """Run the stages of a configuration; run it again to continue where it stopped.
@@ -79,7 +82,7 @@ def run(
         if missing := [line for line in plan if NOT_READY in line]:
             raise RunError(f"this run could not start: {'; '.join(missing)}")
         return
-    _run_pipeline(resolved, quiet=quiet, fresh=fresh, accept_changes=accept_changes)
+    _run_pipeline(resolved, quiet=quiet, fresh=fresh, accept_changes=accept_changes, acknowledge=False)
 
 
 @app.command
@@ -87,9 +90,12 @@ def resume(
     folder: Annotated[Path, Parameter(name="RUN", help="Folder of a run, e.g. runs/quickstart.")],
     /,
     *,
-    quiet: Annotated[bool, _Flag, Parameter(help="Print nothing but the report's path.")] = False,
+    quiet: Annotated[bool, FLAG, Parameter(help="Print nothing but the report's path.")] = False,
     accept_changes: Annotated[
-        bool, _Flag, Parameter(help="Go on although data or code have changed since.")
+        bool, FLAG, Parameter(help="Go on although data or code have changed since.")
+    ] = False,
+    acknowledge: Annotated[
+        bool, FLAG, Parameter(help="You have seen the alarms that paused it: they do not trip again.")
     ] = False,
 ) -> None:
     """Go on with an interrupted run from its newest checkpoint, with the settings it was started with."""
@@ -99,15 +105,17 @@ def resume(
     if not stored.is_file():
         raise RunError(f"{folder} is no run: it holds no config.json")
     resolved = load_config(stored, [f"output={folder.absolute().parent}", f"name={folder.absolute().name}"])
-    _run_pipeline(resolved, quiet=quiet, fresh=False, accept_changes=accept_changes)
+    _run_pipeline(resolved, quiet=quiet, fresh=False, accept_changes=accept_changes, acknowledge=acknowledge)
 
 
-def _run_pipeline(config: Any, *, quiet: bool, fresh: bool, accept_changes: bool) -> None:
+def _run_pipeline(config: Any, *, quiet: bool, fresh: bool, accept_changes: bool, acknowledge: bool) -> None:
     from tether.progress import choose_progress
     from tether.run.pipeline import run as run_pipeline
 
     with choose_progress(quiet) as progress:
-        result = run_pipeline(config, observer=progress, fresh=fresh, accept_changes=accept_changes)
+        result = run_pipeline(
+            config, observer=progress, fresh=fresh, accept_changes=accept_changes, acknowledge=acknowledge
+        )
     print(result.report)
 
 
@@ -175,86 +183,6 @@ def report(
     print(write_report(folder))
 
 
-@app.command
-def algorithms() -> None:
-    """List the online algorithms as what they are: choices of parts. `kind` takes their names."""
-    from tether.algorithms.table import as_text
-
-    print(as_text())
-
-
-@app.command
-def conformance(
-    *words: Annotated[
-        str, Parameter(name="FILE", help="Cases as in docs/conformance.md; with --config, settings that replace those of the run.")
-    ],
-    config: Annotated[
-        Path | None, Parameter(help="Check a run of your own instead: ratio, masks, KL, gradients, sampler.")
-    ] = None,
-    as_json: Annotated[bool, _Flag, Parameter(name="--json", help="Print the report as JSON.")] = False,
-) -> None:
-    """Check the mathematics against a file of golden cases, or a run of yours against what it should compute.
-
-    Status 0 only if everything passed and nothing is missing. Example: tether conformance --config run.toml
-    """
-    if config is not None:
-        from tether.config import load_config
-        from tether.run.selfcheck import as_json as verdict_json
-        from tether.run.selfcheck import check_config
-
-        verdict = check_config(load_config(config, words), say=_ignore if as_json else print)
-        if as_json:
-            print(verdict_json(verdict))
-        if not verdict.ok:
-            raise RunError(f"{config}: {verdict.sentence}")
-        if not as_json:
-            print(verdict.sentence)
-        return
-    if len(words) != 1:
-        raise ConfigError(f"conformance: expected one FILE of cases or --config RUN.toml, got {len(words)} files")
-    from tether import conformance as cases
-
-    report = cases.run_file(words[0])
-    print(cases.as_json(report) if as_json else cases.as_text(report))
-    if not report.ok:
-        raise TetherError(f"{words[0]}: {report.verdict}")
-
-
-@app.command
-def lab(
-    name: Annotated[str | None, Parameter(help="Which lab; without it, all are listed.")] = None,
-    /,
-    *,
-    as_json: Annotated[bool, _Flag, Parameter(name="--json", help="Print every figure, unrounded, as JSON.")] = False,
-    plot: Annotated[Path | None, Parameter(help="Draw it into this .svg or .png file.")] = None,
-    **options: Annotated[str, Parameter(help="What the lab lets you set, e.g. --contradict 5.")],
-) -> None:
-    """Small worlds with exact answers: textbook rules beside the correct ones, and experiments with known outcomes."""
-    from tether.labs import LABS, run_lab
-    from tether.labs.options import parse_options
-
-    if name is None:
-        print("\n".join(_lab_line(entry) for entry in LABS.values()))
-        return
-    from tether.labs.plot import write_plot
-    from tether.labs.show import as_json as result_json
-    from tether.labs.show import as_text
-
-    result = run_lab(name, **parse_options(name, options))
-    print(result_json(result) if as_json else as_text(result))
-    if plot is not None:
-        write_plot(result, plot)
-
-
-def _ignore(_text: str) -> None:
-    """Lines that only a reader at a terminal wants."""
-
-
-def _lab_line(entry: Any) -> str:
-    options = "  ".join(f"--{option.name}" for option in entry.options)
-    return f"{entry.name:<18}{entry.summary}" + (f"  ({options})" if options else "")
-
-
 def _band(healthy: tuple[float | None, float | None] | None) -> str:
     if healthy is None:
         return ""
@@ -310,7 +238,7 @@ def _underscored(path: str) -> str:
 
 def main(tokens: Sequence[str]) -> int:
     """Run one command line; returns the exit status."""
-    takes_overrides = tokens[:1] in (["run"], ["conformance"]) or tokens[:2] == ["config", "show"]
+    takes_overrides = tokens[:1] in (["run"], ["conformance"], ["verify-resume"]) or tokens[:2] == ["config", "show"]
     try:
         app(
             as_overrides(tokens) if takes_overrides else tokens,
@@ -326,6 +254,11 @@ def main(tokens: Sequence[str]) -> int:
     except ConfigError as error:
         _complain(str(error))
         return 2
+    except Flagged as found:
+        return found.status
+    except Paused as paused:
+        _complain(str(paused))
+        return paused.status
     except Interrupted as stopped:
         _complain(f"{stopped}. To continue, run: {_again(tokens)}")
         return stopped.status

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from tether.config import (
     OFF,
+    ChecksConfig,
     DataSource,
     DirectConfig,
     EvaluateConfig,
@@ -28,7 +29,7 @@ from tether.config import (
     is_switchable,
 )
 from tether.data.load import load_comparisons, load_demonstrations, load_feedback, load_prompts
-from tether.errors import TetherError
+from tether.errors import ModelError, TetherError
 
 __all__ = ["NOT_READY", "Origin", "parameter_count", "plan_lines", "render"]
 
@@ -151,6 +152,8 @@ def plan_lines(config: RunConfig) -> list[str]:
     lines += [_plan_direct(name, direct) for name, direct in config.direct.items()]
     if config.evaluate:
         lines.append(_plan_evaluate(config.evaluate, 1 + len(config.rl) + len(config.direct)))
+    if config.checks and config.rl:
+        lines.append(_plan_checks(config, config.checks))
     lines.append(f"folder {config.folder}: events.jsonl, one model per stage, evaluation.json, report.html")
     return lines
 
@@ -209,6 +212,18 @@ def _plan_evaluate(evaluate: EvaluateConfig, num_models: int) -> str:
     return f"{text}, at most {tokens:,} tokens generated"
 
 
+def _plan_checks(config: RunConfig, checks: ChecksConfig) -> str:
+    looks = sum(1 - (-rl.steps // checks.every) for rl in config.rl.values())
+    answers = checks.num_prompts * checks.samples_per_prompt
+    tokens = sum(
+        (1 - (-rl.steps // checks.every)) * answers * rl.sampling.max_new_tokens for rl in config.rl.values()
+    )
+    return (
+        f"checks ({checks.on_alarm}): {looks:,} looks of at most {answers:,} answers, at most {tokens:,} tokens generated; "
+        f"false alarms at most {checks.false_alarms:.2%} per stage"
+    )
+
+
 def _rows_text(source: DataSource, noun: str, rows: int | None = None) -> str:
     rows = _count_rows(source, load_prompts) if rows is None else rows
     return (
@@ -249,5 +264,11 @@ def parameter_count(folder: Path) -> int | None:
 def _numbers_in(file: Path) -> int:
     """A safetensors file begins with the length of its JSON header as 8 little-endian bytes."""
     with file.open("rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        length = int.from_bytes(stream.read(8), "little")
+        try:
+            if length > file.stat().st_size:  # a length that a damaged file makes up is not asked of memory
+                raise ValueError("its header is longer than the file")
+            header = json.loads(stream.read(length))
+            return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ModelError(f"{file} is not a safetensors file: {error}") from error

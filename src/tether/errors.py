@@ -9,9 +9,11 @@
     ├── RewardError (RuntimeError)      too many verifiers failed (a wrong answer is not a failure)
     ├── SamplerError (RuntimeError)     generation broke its contract
     ├── NumericsError (ArithmeticError) a value that must be finite is not; the step was not applied
+    ├── DoesNotFitError (MemoryError)   a pass of one row, the smallest there is, needs more memory than there is
     ├── RatioError (AssertionError)     the policy moved before the first update of a rollout
     ├── CheckpointError (RuntimeError)  a checkpoint that cannot be written, or is not what was written
     ├── RunError (RuntimeError)         a run folder that cannot be used as asked
+    ├── Paused                          a check ended the run after it was saved; carries the exit status
     └── Interrupted                     a signal ended the run after it was saved; carries the exit status
 
 Messages say what was expected, what came and what to do. All errors pickle, because workers send them home.
@@ -22,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
-    "CheckpointError", "ConfigError", "DataError", "FetchError", "Interrupted", "MissingHeadError", "ModelError",
-    "NumericsError", "RatioError",
+    "CheckpointError", "ConfigError", "DataError", "DoesNotFitError", "FetchError", "Interrupted", "MissingHeadError", "ModelError",
+    "NumericsError", "Paused", "RatioError",
     "RewardError", "RunError", "SamplerError", "TetherError",
 ]
 
@@ -79,6 +81,23 @@ class NumericsError(TetherError, ArithmeticError):
     """A value that must be finite is not; the optimiser step was not applied."""
 
 
+class DoesNotFitError(TetherError, MemoryError):
+    """A pass of ``num_units`` rows (or pairs), ``num_tokens`` tokens with padding, needs more memory than there is."""
+
+    def __init__(self, num_units: int, num_tokens: int) -> None:
+        self.num_units, self.num_tokens = num_units, num_tokens
+        super().__init__(num_units, num_tokens)
+
+    def __str__(self) -> str:
+        found = f"a pass of {self.num_tokens} tokens does not fit in memory"
+        if self.num_units > 1:
+            return f"{found}; lower compute.token_budget to {self.num_tokens // 2}"
+        return (
+            f"{found}, and it holds a single row (or pair), which cannot be split: shorten rows (max_length, max_prompt_tokens, "
+            "sampling.max_new_tokens), set compute.activation_checkpointing = true, train adapters ([model.lora]), or take a smaller model"
+        )
+
+
 class RatioError(TetherError, AssertionError):
     """The policy's log-probabilities differ from the old ones before the first update of a rollout."""
 
@@ -89,6 +108,24 @@ class CheckpointError(TetherError, RuntimeError):
 
 class RunError(TetherError, RuntimeError):
     """A run folder that cannot be used as asked (changed configuration, unfinished stage, locked)."""
+
+
+class Paused(TetherError):
+    """A check tripped and the run ended after its state was saved. ``findings``: one text each; ``status`` is the exit status."""
+
+    status = 3
+
+    def __init__(self, findings: Sequence[str], folder: str) -> None:
+        self.findings, self.folder = tuple(findings), folder
+        super().__init__(self.findings, folder)
+
+    def __str__(self) -> str:
+        lines = "\n".join(f"  - {finding}" for finding in self.findings)
+        count = "a check" if len(self.findings) == 1 else f"{len(self.findings)} checks"
+        return (
+            f"paused by {count}; everything is saved, nothing was changed.\n"
+            f"{lines}\nTo go on from here all the same: tether resume {self.folder} --acknowledge"
+        )
 
 
 class Interrupted(TetherError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,11 @@ class EventLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _drop_cut_line(self.path)
         self._file = self.path.open("a", encoding="utf-8")
+        self._listeners: list[Callable[[dict[str, Any]], object]] = []
+
+    def listen(self, listener: Callable[[dict[str, Any]], object]) -> None:
+        """From now on ``listener`` gets every event after it was written. It must not raise and may itself write an event."""
+        self._listeners.append(listener)
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one event. ``metrics`` must hold registered names; non-finite numbers are written as strings ("nan")."""
@@ -35,6 +40,8 @@ class EventLog:
         record = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind, **fields}
         self._file.write(json.dumps(_encode(record), ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
+        for listener in self._listeners:
+            listener(record)
 
     def close(self) -> None:
         """Flush to the disk and close."""

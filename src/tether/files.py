@@ -5,6 +5,7 @@ Every file and folder that Tether relies on after a crash is written through her
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -55,12 +56,19 @@ def remove_leftovers(folder: Path, alive: Callable[[int], bool]) -> None:
             remove(path)
 
 
-def remove(path: Path) -> None:
-    """Remove a file or a folder; nothing is fine too."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def remove(path: Path) -> bool:
+    """Remove a file or a folder as far as that is possible, trying twice; True when nothing is left. Never raises: it is called while
+    errors pass by, which must not be hidden by one of its own."""
+    for _ in range(2):
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError:
+            continue
+        return True
+    return not os.path.lexists(path)
 
 
 def sync_file(path: Path) -> None:
@@ -73,15 +81,13 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring a rename to the disk. File systems that cannot sync folders make it as durable as it gets."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
+    """Bring a rename to the disk. File systems that cannot sync folders make it as durable as it gets; a disk that fails raises."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
-    except OSError:
-        pass
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+            raise
     finally:
         os.close(handle)
 

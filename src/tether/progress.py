@@ -5,6 +5,7 @@ Each class is an observer of the run: it is told of stages, steps and messages, 
 
 from __future__ import annotations
 
+import select
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -140,7 +141,10 @@ class QuietProgress:
 
 
 class PlainProgress:
-    """One line per step, ``interval_s`` apart; a stage's last step always shows. State: the stage's clock."""
+    """One line per step, ``interval_s`` apart; a stage's last step always shows. State: the stage's clock.
+
+    A reader that is gone, or does not read, loses lines: it never stops or holds up the run.
+    """
 
     def __init__(
         self, stream: TextIO, *, interval_s: float = 1.0, clock: Callable[[], float] = time.monotonic
@@ -181,8 +185,28 @@ class PlainProgress:
         )
 
     def message(self, text: str) -> None:
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        line = text + "\n"
+        try:
+            for start in range(0, len(line), _PIECE):
+                if _would_block(self._stream):
+                    return
+                self._stream.write(line[start : start + _PIECE])
+                self._stream.flush()
+        except OSError:
+            return
+
+
+_PIECE = 1000  # characters: at most the 4096 bytes that a pipe takes at once where it takes any
+
+
+def _would_block(stream: TextIO) -> bool:
+    """True for a pipe that is full, because nobody reads its other end."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+    except (OSError, ValueError):  # no file of the system behind it
+        return False
+    return not poll.poll(0)
 
 
 class LiveProgress:

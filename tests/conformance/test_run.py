@@ -205,3 +205,13 @@ def test_zero_tolerance_asks_for_equality():
 def test_codec_round_trip():
     assert encode(decode(["inf", ["-inf", "nan", 1, None, "k1"], {"a": "nan"}])) == ["inf", ["-inf", "nan", 1, None, "k1"], {"a": "nan"}]
     assert math.isnan(decode("nan"))
+
+
+def test_a_misspelt_optional_input_fails_and_one_that_is_not_needed_does_not():
+    inputs = {"chosen": [1.0], "rejected": [0.0], "label_smoothing": 0.0}
+    case = {"op": "bt_loss", "inputs": inputs, "expected": {"loss": math.log(1 + math.exp(-1))}}
+    assert not run_case(case, torch.float64).failures
+    assert not run_case({**case, "inputs": inputs | {"source": "a book"}}, torch.float64).failures
+    assert problem_of({**case, "inputs": {"chosen": [1.0], "rejected": [0.0], "label_smothing": 0.3}}) == (
+        "input 'label_smothing' is not one of this operation; did you mean 'label_smoothing'?"
+    )

@@ -15,13 +15,21 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "tether"
 
 PUBLIC = [
-    "Comparison", "Completion", "Demonstration", "Message", "Policy", "Prompt", "RewardModel", "RunConfig",
+    "Comparison", "Completion", "Demonstration", "Message", "Policy", "PolicyUpdater", "Prompt", "RewardModel", "RunConfig",
     "Sampling", "__version__", "dpo", "grpo", "load_config", "ppo", "rl", "update_policy",
 ]  # fmt: skip
 
 OPTIONS = {
     "run": ["--accept-changes", "--dry-run", "--fresh", "--model", "--quiet", "CONFIG", "OVERRIDES"],
-    "resume": ["--accept-changes", "--quiet", "RUN"],
+    "resume": ["--accept-changes", "--acknowledge", "--quiet", "RUN"],
+    "watch": ["--port", "RUN"],
+    "evaluate": [
+        "--against", "--config", "--json", "--judge", "--limit", "--max-new-tokens", "--num-seeds", "--output", "--prompts", "--reference",
+        "--reward-model", "--samples", "--score", "--score-param", "--seed", "--temperature", "MODEL",
+    ],
+    "compare": ["--json", "--seed", "RUN"],
+    "audit": ["--baseline", "--json", "--reward", "FILE"],
+    "verify-resume": ["--model", "CONFIG", "OVERRIDES"],
     "fetch": ["NAME"],
     "algorithms": [],
     "conformance": ["--config", "--json", "FILE"],

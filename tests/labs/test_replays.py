@@ -21,7 +21,7 @@ import pytest
 from tether.errors import ConfigError, TetherError
 from tether.labs import LABS, run_lab
 from tether.labs.glibc import glibc_rand, glibc_uniforms
-from tether.labs.plot import write_plot
+from tether.labs.plot import check_plot, write_plot
 from tether.labs.result import Curve, LabResult, Panel, Table
 from tether.labs.reward_model import BETTER_ELSEWHERE, PAIRS, SAFETY_ALONE
 from tether.labs.show import WIDTH, as_json, as_text
@@ -280,6 +280,11 @@ def test_plot_refuses_what_it_cannot_write(tmp_path: Path, monkeypatch: pytest.M
         write_plot(SMALL, tmp_path / "a.pdf")
     with pytest.raises(ConfigError, match="does not exist"):
         write_plot(SMALL, tmp_path / "nowhere" / "a.svg")
+    (tmp_path / "folder.svg").mkdir()
+    with pytest.raises(ConfigError, match="is a folder"):
+        write_plot(SMALL, tmp_path / "folder.svg")
+    with pytest.raises(ConfigError, match="ends in no suffix"):
+        check_plot(tmp_path / "a")
     with pytest.raises(ConfigError, match="nothing to draw"):
         write_plot(LabResult("z", "?", (), (), ()), tmp_path / "a.svg")
     monkeypatch.setitem(sys.modules, "matplotlib", None)

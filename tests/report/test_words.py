@@ -95,7 +95,12 @@ def test_stages_without_an_evaluation_are_in_the_table(make_run):
 
 
 def test_every_checksum_is_listed(make_run):
-    found = dict(hashes(read_run(make_run())))
+    folder = make_run()
+    data = json.loads((folder / "evaluation.json").read_text())
+    data["policies"][1]["provenance"] = {"model": {"weights_sha256": "d" * 64}, "seed": 3}
+    (folder / "evaluation.json").write_text(json.dumps(data))
+    found = dict(hashes(read_run(folder)))
+    assert found["evaluated ppo: model.weights_sha256"] == "d" * 64
     assert found["sft: data_sha256"] == "a" * 64
     assert found["rl.ppo: weights_sha256"] == "b" * 64
     assert found["held-out prompts"] == "c" * 64

@@ -3,126 +3,262 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from small_runs import DIRECT, ONLINE, TRAINERS, Crash, CrashAt, assert_same, make_config, resumed_after, sections_of, turn
 
+from tether.backends.local import LocalWorker
 from tether.config import RunConfig
+from tether.data.cursor import Cursor
 from tether.errors import RunError
-from tether.events import read_events, settled
 from tether.records import write_jsonl
-from tether.run.observer import Quiet
+from tether.rollout.local import LocalSampler
+from tether.run.checkpoint import CheckpointStore
 from tether.run.pipeline import run
 
 
-class Crash(Exception):
-    """Stands for whatever ends a process."""
+def config_of(kind: str, folder: Path, **changed) -> RunConfig:
+    sections, _, _ = sections_of(kind, folder)
+    return RunConfig.model_validate(make_config(folder, **sections) | changed)
 
 
-class CrashAt(Quiet):
-    """Ends the run when ``stage`` reports ``step``: after the step was done and logged, before it could be saved."""
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The run of a kind that was left alone, made once."""
+    made = {}
 
-    def __init__(self, stage: str, step: int) -> None:
-        self.stage_, self.step_ = stage, step
+    def of(kind: str):
+        if kind not in made:
+            folder = tmp_path_factory.mktemp("unbroken")
+            _, stage, steps = sections_of(kind, folder)
+            made[kind] = run(config_of(kind, folder)).folder, stage, steps
+        return made[kind]
 
-    def step(self, stage, step, metrics):
-        if (stage, step) == (self.stage_, self.step_):
-            raise Crash
-
-
-def turn(content, role="user"):
-    return [{"role": role, "content": content}]
-
-
-def make_config(folder: Path, **sections):
-    prompts = [{"prompt_id": f"t{i}", "prompt": turn(f"Say {i}."), "answer": str(i)} for i in range(6)]
-    write_jsonl(folder / "prompts.jsonl", prompts)
-    write_jsonl(folder / "demos.jsonl", [{"prompt": p["prompt"], "completion": turn(p["answer"] + ".", "assistant")} for p in prompts])
-    pairs = [
-        {"prompt": p["prompt"], "chosen": turn(f"Yes {i}.", "assistant"), "rejected": turn(f"no no {i}", "assistant")}
-        for i, p in enumerate(prompts * 2)
-    ]
-    write_jsonl(folder / "pairs.jsonl", pairs)
-    return {
-        "name": "t",
-        "output": str(folder / "runs"),
-        "model": {"path": "tiny"},
-        "compute": {"dtype": "float32", "threads": 1, "token_budget": 64},
-        "checkpoint": {"every": 2},
-        **sections,
-    }
+    return of
 
 
-def sections_of(kind: str, folder: Path):
-    if kind == "sft":
-        return {"sft": {"data": {"path": str(folder / "demos.jsonl")}, "batch_size": 4, "epochs": 4}}, "sft", 8
-    if kind == "reward_model":
-        data = {"path": str(folder / "pairs.jsonl")}
-        return {"reward_model": {"data": data, "batch_size": 4, "epochs": 3}}, "reward_model", 6
-    if kind == "dpo":
-        stage = {"kind": "dpo", "data": {"path": str(folder / "pairs.jsonl")}, "batch_size": 4, "epochs": 3}
-        return {"direct": {"a": stage}}, "direct.a", 6
-    online = {
-        "kind": kind,
-        "prompts": {"path": str(folder / "prompts.jsonl")},
-        "steps": 5,
-        "prompts_per_step": 4,  # 6 prompts: steps cross the ends of epochs
-        "sampling": {"max_new_tokens": 6},
-        "rewards": [{"kind": "length", "params": {"low": 1, "high": 3, "falloff": 4}}],
-        "optim": {"learning_rate": 1e-3, "schedule": "linear"},
-    }
-    if kind not in {"ppo", "reinforce_pp", "remax"}:
-        online |= {"samples_per_prompt": 3}
-    if kind == "ppo":
-        online |= {"minibatches": 2, "epochs": 2, "kl": {"beta": 0.1, "target": 2.0, "horizon": 50}}
-    if kind == "vapo":
-        online |= {"samples_per_prompt": 1}
-    return {"rl": {"a": online}}, "rl.a", 5
+# -- between two steps -------------------------------------------------------------------------------------------------------
 
 
-def figures(folder: Path):
-    timed = ("seconds", "per_second")
-    return [
-        (e["stage"], e["step"], {k: v for k, v in e["metrics"].items() if not k.endswith(timed)})
-        if e["kind"] == "step"
-        else (e["stage"], e["step"], e["rows"])
-        for e in settled(read_events(folder / "events.jsonl"))
-        if e["kind"] in {"step", "samples"}
-    ]
-
-
-def assert_same(one: Path, two: Path, stage: str) -> None:
-    assert json.dumps(figures(one)) == json.dumps(figures(two))  # texts, since NaN differs from itself
-    first, second = load_file(one / stage / "model.safetensors"), load_file(two / stage / "model.safetensors")
-    assert first.keys() == second.keys()
-    assert [name for name in first if not torch.equal(first[name], second[name])] == []
-
-
-KINDS = ["sft", "reward_model", "dpo", "ppo", "grpo"]
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def unbroken(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("unbroken")
-    sections, stage, steps = sections_of(request.param, folder)
-    return request.param, run(RunConfig.model_validate(make_config(folder, **sections))).folder, stage, steps
-
-
-@pytest.mark.parametrize("crash", ["first", "between", "late"])
-def test_a_stage_that_crashed_goes_on_as_if_nothing_had_happened(unbroken, crash, tmp_path):
-    kind, whole, stage, steps = unbroken
+@pytest.mark.parametrize(("kind", "crash"), [("sft", "first"), ("ppo", "first"), *((k, c) for k in TRAINERS for c in ("between", "late"))])
+def test_a_stage_that_crashed_goes_on_as_if_nothing_had_happened(unbroken, kind, crash, tmp_path):
+    whole, stage, steps = unbroken(kind)
     at = {"first": 1, "between": 3, "late": steps}[crash]
-    sections, _, _ = sections_of(kind, tmp_path)
-    config = RunConfig.model_validate(make_config(tmp_path, **sections))
+    config = config_of(kind, tmp_path)
     with pytest.raises(Crash):
         run(config, observer=CrashAt(stage, at))
     folder = run(config).folder
     assert_same(whole, folder, stage)
-    resumed = [e["step"] for e in read_events(folder / "events.jsonl") if e["kind"] == "resumed"]
-    assert resumed == ([] if at < 3 else [(at - 1) // 2 * 2])
+    assert resumed_after(folder) == ([] if at < 3 else [(at - 1) // 2 * 2])
     assert not (folder / "checkpoints" / stage).exists()
+
+
+@pytest.mark.parametrize("kind", sorted({*ONLINE, *DIRECT} - set(TRAINERS)))
+def test_so_does_every_other_algorithm(unbroken, kind, tmp_path):
+    whole, stage, _ = unbroken(kind)
+    config = config_of(kind, tmp_path)
+    with pytest.raises(Crash):
+        run(config, observer=CrashAt(stage, 4))
+    folder = run(config).folder
+    assert_same(whole, folder, stage)
+    assert resumed_after(folder) == [2]
+
+
+def test_the_optimiser_the_cursor_and_the_answers_are_the_same_too(tmp_path):
+    """What a checkpoint holds, from the unbroken run and from one that was interrupted twice before."""
+    states = {}
+    for name, crashes in (("one", []), ("two", [2, 4])):
+        folder = tmp_path / name
+        folder.mkdir()
+        config = config_of("grpo", folder, checkpoint={"every": 1, "asynchronous": False})
+        for at in [*crashes, 5]:
+            with pytest.raises(Crash):
+                run(config, observer=CrashAt("rl.a", at))
+        found = CheckpointStore(config.folder / "checkpoints" / "rl.a").latest()
+        assert found is not None
+        assert found.step == 4
+        states[name] = found.load()
+    one, two = states["one"], states["two"]
+    assert one.values | {"metrics": None} == two.values | {"metrics": None}  # metrics hold times; the rest is in the log
+    assert one.values["answers"]["answers_sha256"]
+    assert one.tensors.keys() == two.tensors.keys()
+    assert any("exp_avg_sq" in name for name in one.tensors)
+    assert [name for name in one.tensors if not torch.equal(one.tensors[name], two.tensors[name])] == []
+
+
+# -- inside a step -----------------------------------------------------------------------------------------------------------
+
+
+def crash_at_call(monkeypatch, owner, name: str, number: int) -> None:
+    """The ``number``-th call of a method ends the run before it does anything."""
+    real, calls = getattr(owner, name), []
+
+    def counted(self, *args, **kwargs):
+        calls.append(name)
+        if len(calls) == number:
+            raise Crash
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(owner, name, counted)
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_a_crash_between_two_microbatches_leaves_no_half_of_a_gradient(kind, tmp_path):
+    _, stage, _ = sections_of(kind, tmp_path)
+    many_passes = {"dtype": "float32", "threads": 1, "token_budget": 32}
+    passes = []
+    with pytest.MonkeyPatch.context() as patch:
+        (tmp_path / "counted").mkdir()
+        real_accumulate, real_step = LocalWorker.accumulate, LocalWorker.step
+        patch.setattr(LocalWorker, "accumulate", lambda self, loss: (passes.append("accumulate"), real_accumulate(self, loss))[1])
+        patch.setattr(LocalWorker, "step", lambda self: (passes.append("step"), real_step(self))[1])
+        whole = run(config_of(kind, tmp_path / "counted", compute=many_passes)).folder
+    ends = [i for i, name in enumerate(passes) if name == "step"]
+    late = ends[len(ends) * 2 // 3]  # past a checkpoint
+    inside = next(i for i in range(late + 1, len(passes)) if passes[i] == passes[i - 1] == "accumulate")  # the second of its step
+    config = config_of(kind, tmp_path, compute=many_passes)
+    with pytest.MonkeyPatch.context() as patch:
+        crash_at_call(patch, LocalWorker, "accumulate", passes[: inside + 1].count("accumulate"))
+        with pytest.raises(Crash):
+            run(config)
+    folder = run(config).folder
+    assert resumed_after(folder)
+    assert_same(whole, folder, stage)
+
+
+def test_a_crash_in_the_middle_of_a_rollout_draws_only_what_was_not_finished(tmp_path, monkeypatch):
+    """12 answers a step in chunks of 4 x max_rows = 4 (with 3 answers a prompt: one prompt each)."""
+    drawn = []
+    real = LocalSampler.generate
+
+    def generate(self, requests, sampling):
+        drawn.append([request.prompt_id for request in requests])
+        if crash_at and len(drawn) == crash_at:
+            raise Crash
+        return real(self, requests, sampling)
+
+    monkeypatch.setattr(LocalSampler, "generate", generate)
+    sections, stage, steps = sections_of("grpo", tmp_path)
+    sections["rl"]["a"]["sampling"]["max_rows"] = 1
+
+    def config(name):
+        return RunConfig.model_validate(make_config(tmp_path, **sections) | {"name": name})
+
+    crash_at = 0
+    whole = run(config("whole")).folder
+    assert len(drawn) == 4 * steps
+    all_drawn = list(drawn)
+    drawn.clear()
+    crash_at = 2 * 4 + 3  # two chunks of step 3 are finished, the third is not
+    with pytest.raises(Crash):
+        run(config("broken"))
+    drawn.clear()
+    crash_at = 0
+    folder = run(config("broken")).folder
+    assert drawn == all_drawn[2 * 4 + 2 :]
+    assert resumed_after(folder) == [2]
+    assert_same(whole, folder, stage)
+
+
+def test_a_crash_at_the_end_of_an_epoch(unbroken, tmp_path):
+    """The cursor stands between two epochs: 6 demonstrations in batches of 4 and 2, checkpoint and crash at the border."""
+    whole, stage, _ = unbroken("sft")
+    config = config_of("sft", tmp_path)
+    with pytest.raises(Crash):
+        run(config, observer=CrashAt(stage, 5))
+    state = CheckpointStore(config.folder / "checkpoints" / stage).latest().load()
+    assert (state.values["cursor"]["epoch"], state.values["cursor"]["position"]) == (2, 0)
+    assert_same(whole, run(config).folder, stage)
+
+
+def test_a_crash_right_after_an_evaluation_repeats_no_training_and_gives_the_same_figures(tmp_path):
+    evaluate = {
+        "prompts": {"path": str(tmp_path / "held.jsonl")},
+        "score": "plainspoken",
+        "sampling": {"max_new_tokens": 4},
+    }
+    write_jsonl(tmp_path / "held.jsonl", [{"prompt_id": f"h{i}", "prompt": turn(f"Tell {i}!")} for i in range(4)])
+    sections = sections_of("grpo", tmp_path)[0] | {"evaluate": evaluate}
+    whole = run(RunConfig.model_validate(make_config(tmp_path, **sections) | {"name": "whole"}))
+    config = RunConfig.model_validate(make_config(tmp_path, **sections))
+    with pytest.raises(Crash):
+        run(config, observer=CrashAt("evaluate", 2))
+    steps = (config.folder / "events.jsonl").read_text().count('"kind": "step", "stage": "rl.a"')
+    result = run(config)
+    assert (config.folder / "events.jsonl").read_text().count('"kind": "step", "stage": "rl.a"') == steps == 5
+    assert without_paths(result.evaluation) == without_paths(whole.evaluation)
+    assert_same(whole.folder, result.folder, "rl.a")
+
+
+def without_paths(evaluation) -> str:
+    return json.dumps({key: value for key, value in evaluation.items() if key not in {"made_at", "seconds"}}, sort_keys=True)
+
+
+def test_case_G1_after_a_resume_the_data_go_on_where_they_were(tmp_path, monkeypatch):
+    """8 rows, batch 2, crash after step 2 of the first epoch."""
+    write_jsonl(tmp_path / "eight.jsonl", [{"prompt": turn(f"Say {i}."), "completion": turn(f"{i}.", "assistant")} for i in range(8)])
+    section = {"data": {"path": str(tmp_path / "eight.jsonl")}, "batch_size": 2, "epochs": 2, "optim": {"schedule": "linear"}}
+    taken = []
+    real = Cursor.next
+    monkeypatch.setattr(Cursor, "next", lambda self, n: (taken.append(real(self, n)), taken[-1])[1])
+
+    def config(name):
+        return RunConfig.model_validate(make_config(tmp_path, sft=section) | {"name": name})
+
+    whole = run(config("whole")).folder
+    rows = list(taken)
+    assert sorted(chain(*rows[:4])) == sorted(chain(*rows[4:])) == list(range(8))
+    taken.clear()
+    with pytest.raises(Crash):
+        run(config("broken"), observer=CrashAt("sft", 3))
+    taken.clear()
+    folder = run(config("broken")).folder
+    assert taken == rows[2:]
+    assert_same(whole, folder, "sft")  # the learning rate and the numbers of every step among it
+
+
+# -- in another process ------------------------------------------------------------------------------------------------------
+
+_CHILD = """
+import sys
+from tether.config import load_config
+from tether.run.pipeline import run
+sys.path.insert(0, sys.argv[1])
+from small_runs import CrashAt, Crash
+try:
+    run(load_config(sys.argv[2]), observer=CrashAt(sys.argv[3], int(sys.argv[4])))
+except Crash:
+    sys.exit(7)
+"""
+
+
+def in_a_process(config: Path, stage: str, crash_at: int, place: Path, hash_seed: str) -> int:
+    place.mkdir(exist_ok=True)
+    tools = str(Path(__file__).parents[1] / "reliability")
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, "-c", _CHILD, tools, str(config), stage, str(crash_at)]
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, check=False, timeout=280).returncode
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) if kind != "grpo" else kind for kind in TRAINERS])
+def test_a_new_process_in_another_working_folder_with_other_hashes_goes_on_bit_for_bit(unbroken, kind, tmp_path):
+    whole, stage, _ = unbroken(kind)
+    config = config_of(kind, tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(config.model_dump_json(exclude_unset=True))
+    assert in_a_process(file, stage, 3, tmp_path / "here", "1") == 7
+    assert in_a_process(file, stage, 99, tmp_path / "there", "2") == 0
+    assert resumed_after(config.folder) == [2]
+    assert_same(whole, config.folder, stage)
+
+
+# -- other inputs ------------------------------------------------------------------------------------------------------------
 
 
 def test_changed_inputs_are_named_and_refused_unless_told(tmp_path):
@@ -137,3 +273,15 @@ def test_changed_inputs_are_named_and_refused_unless_told(tmp_path):
     with pytest.raises(RunError, match="data: "):
         run(RunConfig.model_validate(config))
     assert run(RunConfig.model_validate(changed), accept_changes=True).report.exists()
+
+
+def test_a_start_that_became_another_model_is_refused(tmp_path):
+    """The stage before was made anew from other data: the checkpoint belongs to weights, and a tether, that are gone."""
+    sections = sections_of("sft", tmp_path)[0] | sections_of("grpo", tmp_path)[0]
+    config = RunConfig.model_validate(make_config(tmp_path, **sections))
+    with pytest.raises(Crash):
+        run(config, observer=CrashAt("rl.a", 3))
+    (config.folder / "sft" / "stage.json").unlink()
+    write_jsonl(tmp_path / "demos.jsonl", [{"prompt": turn("Say 9."), "completion": turn("9.", "assistant")}] * 6)
+    with pytest.raises(RunError, match=r"before\.sft: .* -> .*; start: .* -> "):
+        run(config)

@@ -19,11 +19,12 @@ __all__ = ["LocalWorker", "StepReport", "learning_rate_factor"]
 
 @dataclass(frozen=True)
 class StepReport:
-    """One optimiser step. ``grad_norm`` before clipping; ``applied`` is False when it was not finite and the step was refused."""
+    """One optimiser step. ``grad_norm`` before clipping; ``applied`` is False when the step was refused, for ``reason``."""
 
     grad_norm: float
     learning_rate: float
     applied: bool
+    reason: str = ""
 
 
 def learning_rate_factor(step: int, config: OptimConfig, total_steps: int) -> float:
@@ -79,20 +80,37 @@ class LocalWorker:
 
     def step(self) -> StepReport:
         """Clip, refuse a gradient that is not finite, update, and clear the gradient."""
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        if not math.isfinite(float(norm)):
+            return self.refuse(self._not_finite(), float(norm))
+        nn.utils.clip_grads_with_norm_(self.parameters, self._config.max_grad_norm, norm)
         factor = learning_rate_factor(self._steps, self._config, self._total_steps)
         for group, peak in zip(self.optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * factor
-        grad_norm = float(nn.utils.clip_grad_norm_(self.parameters, self._config.max_grad_norm))
-        applied = math.isfinite(grad_norm)
-        if applied:
-            self.optimizer.step()
+        self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._steps += 1
-        return StepReport(grad_norm, self._config.learning_rate * factor, applied)
+        return StepReport(float(norm), self._config.learning_rate * factor, True)
+
+    def refuse(self, reason: str, grad_norm: float = math.nan, *, steps: int = 1) -> StepReport:
+        """Drop accumulated gradients; the schedule moves on by ``steps``, as if they had been taken."""
+        self.discard()
+        rate = self._config.learning_rate * learning_rate_factor(self._steps, self._config, self._total_steps)
+        self._steps += steps
+        return StepReport(grad_norm, rate, False, reason)
 
     def discard(self) -> None:
         """Drop accumulated gradients without a step."""
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _not_finite(self) -> str:
+        """Which gradient is to blame for a norm that is not finite."""
+        for name, parameter in self._named.items():
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+                place = (~torch.isfinite(parameter.grad)).nonzero()[0].tolist()
+                value = parameter.grad[tuple(place)].item()
+                return f"the gradient of {name.partition('.')[2]} is {value} at {place}"
+        return "the norm of the gradient overflows"
 
     def state(self) -> State:
         """Every trained weight, the moments of AdamW, and the place in the schedule."""

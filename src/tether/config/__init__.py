@@ -8,6 +8,7 @@ The sentence under a field is its help text and its entry in docs/configuration.
 """
 
 from tether.config.base import OFF, Section, is_switchable
+from tether.config.checks import CheckLevelsConfig, ChecksConfig
 from tether.config.direct import DirectConfig
 from tether.config.load import explain, load_config, parse_config, parse_text, resolved_json, rl_kind
 from tether.config.online import (
@@ -38,7 +39,9 @@ __all__ = [
     "OFF",
     "ActorCriticConfig",
     "AnyRLConfig",
+    "CheckLevelsConfig",
     "CheckpointConfig",
+    "ChecksConfig",
     "ComputeConfig",
     "CriticFreeConfig",
     "DataSource",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
 
-__all__ = ["OFF", "Section", "Switchable", "is_switchable"]
+__all__ = ["OFF", "Params", "Section", "Switchable", "is_switchable"]
 
 OFF = "off"
 """TOML has no null: a setting that may be absent although its default is a number is switched off by this word."""
@@ -27,6 +27,14 @@ def _write_off(value: Any) -> Any:
 
 Switchable = (BeforeValidator(_read_off), PlainSerializer(_write_off, when_used="json"), _Off())
 """Metadata of such a field: ``Annotated[float | None, Field(gt=0), *Switchable]``."""
+
+
+def _by_name(value: Any) -> Any:
+    return {name: _by_name(value[name]) for name in sorted(value, key=str)} if isinstance(value, dict) else value
+
+
+Params = Annotated[dict[str, Any], AfterValidator(_by_name)]
+"""Free settings of a part. Their order says nothing, so that there is one order: stages are known by the hash of their section."""
 
 
 def is_switchable(section: type[BaseModel], name: str) -> bool:

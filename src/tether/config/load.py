@@ -122,6 +122,10 @@ def _sentences(item: Any, root: type[BaseModel]) -> list[str]:
         return [_wrong_kind(path, item)]
     if kind == "literal_error":
         return [f"{path} = {_short(item['input'])}: expected {item['ctx']['expected']}"]
+    if kind == "too_short":
+        return [f"{path} = {_short(item['input'])}: expected at least {item['ctx']['min_length']} in the list"]
+    if kind == "string_pattern_mismatch" and loc[-1] in _PATTERNS:
+        return [f"{path} = {_short(item['input'])}: expected {_PATTERNS[str(loc[-1])]}"]
     expected = _EXPECTED.get(kind, message[:1].lower() + message[1:])
     return [f"{path} = {_short(item['input'])}: {expected}"]
 
@@ -133,6 +137,12 @@ _EXPECTED = {
     **dict.fromkeys(("float_type", "float_parsing"), "expected a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "expected true or false"),
     **dict.fromkeys(("tuple_type", "list_type"), "expected a list, in [ ]"),
+}
+
+
+_PATTERNS = {
+    "device": "auto, cpu, cuda or cuda:N",
+    "name": "letters, digits, '.', '_' and '-', the first a letter or a digit; `output` is the folder around it",
 }
 
 
@@ -167,9 +177,19 @@ def _short(value: Any) -> str:
 def _unknown_key(path: str, loc: tuple[int | str, ...], root: type[BaseModel]) -> str:
     parent, wrong = _section_at(loc[:-1], root), str(loc[-1])
     known = sorted(parent.model_fields) if parent else []
+    if inside := _one_level_down(parent, wrong):
+        return f"{path}: unknown setting here; did you mean {' or '.join(map(repr, inside))}?"
     near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
     return f"{path}: unknown setting; {hint}"
+
+
+def _one_level_down(parent: type[BaseModel] | None, name: str) -> list[str]:
+    """Where a section of ``parent`` has a setting of exactly that name. Example: learning_rate -> ["optim.learning_rate"]."""
+    fields = parent.model_fields if parent else {}
+    single = {section: field for section, field in fields.items() if get_origin(field.annotation) not in {dict, list, tuple}}
+    models = {section: _model_in(field.annotation) for section, field in single.items()}
+    return [f"{section}.{name}" for section, model in models.items() if model is not None and name in model.model_fields]
 
 
 def _section_at(loc: Sequence[int | str], root: type[BaseModel]) -> type[BaseModel] | None:
@@ -197,5 +217,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def resolved_json(config: RunConfig) -> str:
-    """The whole configuration, defaults included, as stable JSON: what is stored and hashed beside a run."""
-    return json.dumps(config.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
+    """The whole configuration, defaults included, as stable JSON: what is stored beside a run and read by `tether resume`.
+
+    Stages keep the order of the file: it is the order in which they run, and part of what the evaluation is made from.
+    """
+    return json.dumps(config.model_dump(mode="json"), indent=2) + "\n"

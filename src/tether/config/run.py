@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from tether.config.base import Section
+from tether.config.base import Section, Switchable
+from tether.config.checks import ChecksConfig
 from tether.config.direct import DirectConfig
 from tether.config.online import ActorCriticConfig, AnyRLConfig, OnlineDPOConfig, RolloutConfig
 from tether.config.settings import CheckpointConfig, ComputeConfig, ModelConfig
 from tether.config.stages import EvaluateConfig, RewardModelConfig, SFTConfig
 
 __all__ = ["RunConfig"]
+
+
+def _one_or_more(value: Any) -> Any:
+    """A single name stands for a list of it."""
+    return (value,) if isinstance(value, str) else value
 
 
 class RunConfig(Section):
@@ -25,6 +32,12 @@ class RunConfig(Section):
     """Folder that holds runs."""
     seed: int = Field(default=0, ge=0)
     """Seed of everything random: data order, heads, sampling, bootstrap."""
+    hang_limit_s: Annotated[float | None, Field(gt=0), *Switchable] = 1800.0
+    """Seconds without a step, pass, token or reward after which the run says where it is stuck; "off" for never. No part of any result."""
+    hang_stops: bool = False
+    """Stop the process then, with exit status 124, instead of waiting on; `tether resume` goes on from the newest checkpoint."""
+    report_to: Annotated[tuple[Literal["tensorboard", "trackio", "wandb"], ...], BeforeValidator(_one_or_more)] = ()
+    """Trackers that mirror the log, each an extra to install; empty means none. See docs/report.md."""
     model: ModelConfig = ModelConfig()
     """The start model."""
     compute: ComputeConfig = ComputeConfig()
@@ -41,6 +54,8 @@ class RunConfig(Section):
     """Direct preference stages by name, `[direct.NAME]`; each starts from the same weights as the online ones."""
     evaluate: EvaluateConfig | None = None
     """Held-out evaluation before and after."""
+    checks: ChecksConfig | None = None
+    """Checks of the online stages while they train; absent means none."""
 
     @model_validator(mode="after")
     def _stages_fit(self) -> RunConfig:
@@ -60,6 +75,7 @@ def _cross_problems(config: RunConfig) -> Iterator[str]:
     if not (config.sft or config.reward_model or config.rl or config.direct or config.evaluate):
         yield "no stage: add at least one of [sft], [reward_model], [rl.NAME], [direct.NAME], [evaluate]"
     yield from _name_problems(config)
+    yield from _checks_problems(config)
     for name, rl in config.rl.items():
         yield from _online_problems(config, f"rl.{name}", rl)
     if config.evaluate and config.rl:
@@ -79,6 +95,27 @@ def _name_problems(config: RunConfig) -> Iterator[str]:
             yield f"{where}: in the evaluation 'start' is the policy before these stages; choose another name"
     for name in sorted(config.rl.keys() & config.direct.keys()):
         yield f"rl.{name} and direct.{name} share a name, and the evaluation calls policies by it; rename one"
+
+
+def _checks_problems(config: RunConfig) -> Iterator[str]:
+    checks = config.checks
+    if checks is None:
+        return
+    if not config.rl:
+        yield "checks has no effect without an [rl.NAME] stage; add one or drop [checks]"
+    if checks.prompts is None and config.evaluate is None:
+        yield "checks.prompts: is required without an [evaluate] section, whose prompts it would take"
+    if checks.score is None and config.evaluate is None and checks.levels.divergence is not None:
+        yield (
+            "checks.score: is required without an [evaluate] section, whose score it would take; name one, or go without with "
+            'checks.levels.divergence = "off"'
+        )
+    if checks.score is None and checks.score_params:
+        yield "checks.score_params has no effect without checks.score; name the score, or drop them"
+    for name, rl in config.rl.items():
+        held = checks.prompts
+        if held is not None and (held.path, held.split) == (rl.prompts.path, rl.prompts.split):
+            yield f"checks.prompts and rl.{name}.prompts are the same data ({held.path}); held-out prompts must be others"
 
 
 def _online_problems(config: RunConfig, where: str, rl: RolloutConfig) -> Iterator[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tether.config.base import Section
+from tether.config.base import Params, Section
 
 __all__ = ["CheckpointConfig", "ComputeConfig", "DataSource", "LoRAConfig", "ModelConfig", "OptimConfig", "RewardPartConfig", "SamplingConfig"]
 
@@ -65,6 +65,8 @@ class OptimConfig(Section):
     """Course of the learning rate after warmup, down to 0 at the last step for linear and cosine."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Global gradient norm above which the gradient is scaled down."""
+    max_skipped_steps: int = Field(default=10, ge=1)
+    """Optimiser steps in a row that may be skipped because a number in them is not finite; the run stops at this one and keeps the batch."""
 
 
 class ComputeConfig(Section):
@@ -92,6 +94,9 @@ class CheckpointConfig(Section):
     """Newest checkpoints of a stage that stay; all go when the stage is finished."""
     asynchronous: bool = True
     """Write in the background while the next step runs; takes memory for one copy of what is saved."""
+    on_failure: Literal["stop", "continue"] = "stop"
+    """What follows a save that failed (full disk, quota, broken disk): `stop` ends the run with status 1, `continue` warns and trains on.
+    Checkpoints that were written before stay in either case."""
 
 
 class SamplingConfig(Section):
@@ -112,5 +117,5 @@ class RewardPartConfig(Section):
     """`learned`: a reward model; `exact`: equality with an answer column; `format`: a pattern; `length`: a band; `overlong`: DAPO eq. 13."""
     weight: float = 1.0
     """Factor of this part in the sum."""
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: Params = Field(default_factory=dict)
     """Settings of the part, e.g. `column` and `marker` of `exact`; `path` of `learned` (absent: the model of the reward_model stage)."""

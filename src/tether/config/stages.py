@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from tether.config.base import Section
+from tether.config.base import Params, Section
 from tether.config.settings import DataSource, OptimConfig, SamplingConfig
 
 __all__ = ["EvaluateConfig", "RewardModelConfig", "SFTConfig"]
@@ -59,7 +59,7 @@ class EvaluateConfig(Section):
     """Held-out prompts; overlap with training prompts is an error."""
     score: Literal["plainspoken", "exact"] = "plainspoken"
     """Independent score: the simulated rater's noiseless rule, or equality with the answer column. Never a training reward of a learned kind."""
-    score_params: dict[str, Any] = Field(default_factory=dict)
+    score_params: Params = Field(default_factory=dict)
     """Settings of the score, as in a reward part."""
     samples_per_prompt: int = Field(default=1, ge=1)
     """Answers per held-out prompt; the interval treats the prompt as the unit."""

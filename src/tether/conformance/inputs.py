@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -20,11 +21,13 @@ Choice = TypeVar("Choice", bound=StrEnum)
 class Inputs:
     """The decoded inputs of one case. Float tensors come in `dtype`, all tensors on the default device.
 
-    An optional input that is absent or null is left to the default of tether.maths: see `given`.
+    An optional input that is absent or null is left to the default of tether.maths: see `given`. State: `asked`, the names that were
+    looked for.
     """
 
     values: dict[str, Any]
     dtype: torch.dtype
+    asked: set[str] = field(default_factory=set[str])
 
     def floats(self, name: str) -> Tensor:
         return self._tensor(name, self.raw(name), self.dtype)
@@ -100,11 +103,21 @@ class Inputs:
         return value
 
     def raw(self, name: str) -> Any:
+        self.asked.add(name)
         if name not in self.values:
             raise DataError(f"input {name!r} is missing; given: {', '.join(self.values) or 'none'}")
         return self.values[name]
 
+    def refuse_misspelt(self) -> None:
+        """Raises DataError for an input that nothing looked for while one of nearly that name was looked for and not there: the default
+        would have taken its place, unseen. Other inputs that are not needed may be there."""
+        absent = sorted(self.asked - set(self.values))
+        for unread in sorted(set(self.values) - self.asked):
+            if near := get_close_matches(unread, absent, n=1):
+                raise DataError(f"input {unread!r} is not one of this operation; did you mean {near[0]!r}?")
+
     def has(self, name: str) -> bool:
+        self.asked.add(name)
         return self.values.get(name) is not None
 
     def given(self, read: Callable[[str], Any], *names: str, **renamed: str) -> dict[str, Any]:

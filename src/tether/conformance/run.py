@@ -115,7 +115,9 @@ def run_case(case: Any, dtype: torch.dtype, device: str = "cpu", case_id: str | 
     try:
         inputs, expected, rtol, atol = _parts(case, dtype)
         with torch.device(device):
-            actual = leaves(OPERATIONS[name](Inputs(inputs, dtype)))
+            given = Inputs(inputs, dtype)
+            actual = leaves(OPERATIONS[name](given))
+        given.refuse_misspelt()
         return _compare(name, case_id, actual, leaves(expected), rtol, atol)
     except Exception as error:
         return CaseResult(name, (Failure(case_id, None, _one_line(error)),), MISFIT)

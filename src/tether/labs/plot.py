@@ -8,7 +8,7 @@ from pathlib import Path
 from tether.errors import ConfigError
 from tether.labs.result import LabResult, Panel
 
-__all__ = ["write_plot"]
+__all__ = ["check_plot", "write_plot"]
 
 SUFFIXES = (".svg", ".png")
 INCHES_WIDE, INCHES_HIGH, DOTS_PER_INCH = 5.2, 3.8, 150
@@ -19,14 +19,26 @@ def write_plot(result: LabResult, path: str | Path) -> Path:
 
     Raises ConfigError for another suffix, a folder that does not exist, a result without panels, or without matplotlib.
     """
-    target = Path(path)
-    if target.suffix not in SUFFIXES:
-        raise ConfigError(f"plot: {target} ends in {target.suffix or 'nothing'!r}; expected {' or '.join(SUFFIXES)}")
-    if not target.parent.is_dir():
-        raise ConfigError(f"plot: the folder {target.parent} does not exist; create it first")
+    target = check_plot(path)
     if not result.panels:
         raise ConfigError(f"plot: the lab {result.name} has nothing to draw")
-    _draw(result, target)
+    try:
+        _draw(result, target)
+    except OSError as error:
+        raise ConfigError(f"plot: {target} cannot be written: {error}") from error
+    return target
+
+
+def check_plot(path: str | Path) -> Path:
+    """The path, if a picture may be written there; ask before a long lab. Raises ConfigError as :func:`write_plot` does."""
+    target = Path(path)
+    if target.suffix not in SUFFIXES:
+        found = repr(target.suffix) if target.suffix else "no suffix"
+        raise ConfigError(f"plot: {target} ends in {found}; expected {' or '.join(SUFFIXES)}")
+    if not target.parent.is_dir():
+        raise ConfigError(f"plot: the folder {target.parent} does not exist; create it first")
+    if target.is_dir():
+        raise ConfigError(f"plot: {target} is a folder; give the path of a file")
     return target
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, final
 
 import torch
 from jaxtyping import Float
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
@@ -67,7 +68,10 @@ def load_head(head: nn.Linear, folder: Path) -> bool:
     """Read the head beside the model into `head`; False where there is none."""
     if not (folder / HEAD_FILE).is_file():
         return False
-    head.load_state_dict(load_file(folder / HEAD_FILE))
+    try:
+        head.load_state_dict(load_file(folder / HEAD_FILE))
+    except (OSError, ValueError, KeyError, SafetensorError, RuntimeError) as error:
+        raise ModelError(f"{folder / HEAD_FILE} cannot be read: {error}") from error
     return True
 
 

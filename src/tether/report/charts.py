@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["HEIGHT", "WIDTH", "Chart", "Line", "Mark", "chart", "number", "thin", "ticks"]
+__all__ = ["HEIGHT", "WIDTH", "Callout", "Chart", "Line", "Mark", "chart", "number", "thin", "ticks"]
 
-WIDTH, HEIGHT = 340.0, 178.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 8.0, 8.0, 30.0
+WIDTH, HEIGHT = 340.0, 190.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 8.0, 10.0, 36.0
 _MOST_MARKS = 60  # beyond, single points are no longer drawn, only the line
 
 Points = Sequence[tuple[float, float]]
@@ -25,6 +25,17 @@ class Mark:
     x: float
     y: float
     label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Callout:
+    """A point that is named in the picture; ``ring``: also circled. In a chart its place is that of the viewBox."""
+
+    x: float
+    y: float
+    label: str
+    ring: bool = False
+    colour: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +65,14 @@ class Chart:
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
     healthy: str = ""
+    callouts: tuple[Callout, ...] = ()
 
     @property
     def summary(self) -> str:
         """The chart in words, for those who cannot see it."""
         return f"{self.title} ({self.unit}). " + "; ".join(
             f"{line.name}: {'' if self.scatter else 'last '}{line.last}" for line in self.lines
-        )
+        ) + "".join(f"; {callout.label}" for callout in self.callouts if callout.ring)
 
 
 def chart(
@@ -73,9 +85,12 @@ def chart(
     scatter: bool = False,
     healthy: str = "",
     most_points: int = 240,
+    callouts: Sequence[Callout] = (),
+    names: Mapping[str, Sequence[str]] | None = None,
 ) -> Chart:
     """Lay out one chart; the order of ``series`` decides the colours. A series without a finite point keeps
-    its legend. In a ``scatter`` every series is a single point, away from the frame.
+    its legend. In a ``scatter`` every series is a single point, away from the frame. ``names``: of the points of a series,
+    shown when they are pointed at.
     """
     finite = {
         name: [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
@@ -85,10 +100,20 @@ def chart(
     x_scale = _Scale.over([x for x, _ in everything], _LEFT, WIDTH - _RIGHT, pad=0.1 if scatter else 0.0)
     y_scale = _Scale.over([y for _, y in everything], HEIGHT - _BOTTOM, _TOP, pad=0.15 if scatter else 0.06)
     lines = tuple(
-        _line(name, index, points, finite[name], x_scale, y_scale, most_points)
+        _line(name, index, points, x_scale, y_scale, most_points, (names or {}).get(name))
         for index, (name, points) in enumerate(series.items())
     )
-    return Chart(title, unit, meaning, x_label, scatter, lines, x_scale.ticks(5), y_scale.ticks(4), healthy)
+    placed = [replace(c, x=x_scale(c.x), y=y_scale(c.y)) for c in callouts if math.isfinite(c.x) and math.isfinite(c.y)]
+    return Chart(title, unit, meaning, x_label, scatter, lines, x_scale.ticks(5), y_scale.ticks(4), healthy, _apart(placed))
+
+
+def _apart(callouts: Sequence[Callout]) -> tuple[Callout, ...]:
+    """Without those whose words would stand on another's; circled ones stay and come first."""
+    kept: list[Callout] = []
+    for callout in sorted(callouts, key=lambda c: not c.ring):
+        if callout.ring or all(abs(callout.x - k.x) > 90 or abs(callout.y - k.y) > 14 for k in kept):
+            kept.append(callout)
+    return tuple(kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +145,10 @@ class _Scale:
 
 
 def _line(
-    name: str, index: int, points: Points, finite: Points, x_scale: _Scale, y_scale: _Scale, most_points: int
+    name: str, index: int, points: Points, x_scale: _Scale, y_scale: _Scale, most_points: int, names: Sequence[str] | None
 ) -> Line:
+    said = names or [f"{name}: {number(y)} at {number(x)}" for x, y in points]
+    finite = [(x, y, text) for (x, y), text in zip(points, said, strict=True) if math.isfinite(x) and math.isfinite(y)]
     parts, pen_down = [], False
     for x, y in thin(points, most_points):
         if not (math.isfinite(x) and math.isfinite(y)):
@@ -130,7 +157,7 @@ def _line(
         parts.append(f"{'L' if pen_down else 'M'}{x_scale(x):g} {y_scale(y):g}")
         pen_down = True
     shown = finite if len(finite) <= _MOST_MARKS else finite[-1:]
-    marks = tuple(Mark(x_scale(x), y_scale(y), f"{name}: {number(y)} at {number(x)}") for x, y in shown)
+    marks = tuple(Mark(x_scale(x), y_scale(y), text) for x, y, text in shown)
     last = number(points[-1][1]) if points else "none"
     return Line(name, index % 8, "".join(parts), marks, last, len(points) - len(finite))
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["number", "numbers", "rows", "whole"]
+__all__ = ["nested", "number", "numbers", "rows", "whole"]
 
 
 def rows(value: Any) -> list[Mapping[str, Any]]:
@@ -31,3 +31,12 @@ def whole(value: Any) -> int:
     """A whole number; 0 for anything else."""
     size = number(value)
     return int(size) if isinstance(value, int | float) and math.isfinite(size) else 0
+
+
+def nested(value: Any, *keys: str) -> Any:
+    """A nested value of a mapping; None where any part of the path is missing."""
+    for key in keys:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
+    return value

@@ -15,27 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from tether.errors import RunError
-from tether.report.plain import number, numbers, rows, whole
+from tether.report.evaluation import EvaluationRecord, GainRecord, PolicyRecord, Sample, read_evaluation, read_sample
+from tether.report.history import Alert, Moment, read_alerts, read_history
+from tether.report.plain import number, whole
 
-__all__ = ["EvaluationRecord", "GainRecord", "PolicyRecord", "RunRecord", "Sample", "StageRecord", "read_run"]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One answer as it was logged. ``score`` is the reward in training and the independent score in
-    evaluation; NaN: unscored."""
-
-    prompt: str
-    completion: str
-    score: float
-    stop_reason: str
-    step: int = 0
+__all__ = [
+    "Alert", "EvaluationRecord", "GainRecord", "Moment", "PolicyRecord", "RunRecord", "Sample", "StageRecord", "read_run",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """One stage: its curves (metric -> points (step, value)), texts and closing summary. ``done``: its
-    stage.json is there."""
+    """One stage: its curves (metric -> points (step, value)), texts and closing summary. ``done``: its stage.json is there.
+    ``looks``: what the held-out panel of the checks said, as curves; ``bands``: where a second look before training would have fallen."""
 
     name: str
     num_steps: int
@@ -43,6 +35,13 @@ class StageRecord:
     samples: tuple[Sample, ...]
     summary: Mapping[str, Any]
     done: bool
+    looks: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def short(self) -> str:
+        """The name as the configuration gives it: "ppo" of "rl.ppo"."""
+        return self.name.removeprefix("rl.").removeprefix("direct.")
 
     def last(self, metric: str) -> float:
         """The last value of a curve; NaN where it was never logged."""
@@ -51,61 +50,10 @@ class StageRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyRecord:
-    """What held-out prompts said of one policy; NaN where a number is missing. KL in nats, lengths in
-    tokens."""
-
-    name: str
-    score: str
-    mean: float
-    low: float
-    high: float
-    num_prompts: int
-    samples_per_prompt: int
-    confidence: float
-    response_length: float
-    truncated_share: float
-    kl_token: float
-    kl_sequence: float
-    components: Mapping[str, float]
-    proxies: Mapping[str, float]
-    samples: tuple[Sample, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GainRecord:
-    """Mean paired difference after - before with its interval."""
-
-    before: str
-    after: str
-    difference: float
-    low: float
-    high: float
-    confidence: float
-    num_prompts: int
-
-    @property
-    def excludes_zero(self) -> bool:
-        """True when the whole interval lies on one side of zero."""
-        return self.low > 0 or self.high < 0
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationRecord:
-    """Every policy on the same held-out prompts, the start first."""
-
-    prompts_sha256: str
-    policies: tuple[PolicyRecord, ...]
-    gains: tuple[GainRecord, ...]
-
-    def gain_of(self, name: str) -> GainRecord | None:
-        """The gain of policy ``name`` over the start."""
-        return next((gain for gain in self.gains if gain.after == name), None)
-
-
-@dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run folder. ``state``: finished, interrupted or unfinished. ``messages``: what the run said; ``warnings``: (stage, text)."""
+    """A run folder. ``state``: finished, interrupted, paused by a check, or unfinished. ``messages``: what the run said; ``alerts``: its
+    warnings and alarms; ``history``: starts, stops, resumes and checkpoints.
+    """
 
     folder: Path
     name: str
@@ -119,8 +67,14 @@ class RunRecord:
     stages: tuple[StageRecord, ...]
     evaluation: EvaluationRecord | None
     messages: tuple[str, ...]
-    warnings: tuple[tuple[str, str], ...]
+    alerts: tuple[Alert, ...]
+    history: tuple[Moment, ...]
     problems: tuple[str, ...]
+
+    @property
+    def warnings(self) -> tuple[tuple[str, str], ...]:
+        """(stage, text) of every warning."""
+        return tuple((alert.stage, alert.text) for alert in self.alerts if alert.kind == "warning")
 
     def stage(self, name: str) -> StageRecord | None:
         """The stage of that name."""
@@ -144,6 +98,8 @@ class _Draft:
     num_steps: int = 0
     metrics: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     samples: dict[int, Sequence[Any]] = field(default_factory=dict)
+    looks: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
     earlier: _Draft | None = None
 
@@ -152,6 +108,8 @@ class _Draft:
         if self.earlier is not None:
             self.metrics |= {n: metrics for n, metrics in self.earlier.metrics.items() if n <= step}
             self.samples |= {n: rows for n, rows in self.earlier.samples.items() if n <= step}
+            self.looks |= {n: values for n, values in self.earlier.looks.items() if n <= step}
+            self.bands = self.earlier.bands
 
 
 def read_run(folder: str | Path) -> RunRecord:
@@ -176,9 +134,10 @@ def read_run(folder: str | Path) -> RunRecord:
         config_sha256=hashlib.sha256(config_text.encode("utf-8", "replace")).hexdigest(),
         environment=_object(_text(path / "environment.json", []), "environment.json", problems),
         stages=_stages(path, events, problems),
-        evaluation=_evaluation(evaluation) if evaluation else None,
+        evaluation=read_evaluation(evaluation) if evaluation else None,
         messages=tuple(_said(e) for e in events if e.get("kind") in {"message", "warning"}),
-        warnings=tuple((str(e.get("stage", "")), str(e.get("text", ""))) for e in events if e.get("kind") == "warning"),
+        alerts=read_alerts(events),
+        history=read_history(events, path / "checkpoints"),
         problems=tuple(problems),
     )
 
@@ -227,10 +186,9 @@ def _events(path: Path, problems: list[str]) -> Iterator[Mapping[str, Any]]:
 
 
 def _state(events: Sequence[Mapping[str, Any]]) -> str:
-    kinds = [e.get("kind") for e in events if e.get("kind") in {"run_started", "run_finished", "interrupted"}]
-    return {"run_finished": "finished", "interrupted": "interrupted"}.get(
-        str(kinds[-1]) if kinds else "", "unfinished"
-    )
+    last = next((e for e in reversed(events) if e.get("kind") in {"run_started", "run_finished", "interrupted"}), {})
+    stopped = "paused by a check" if last.get("reason") == "alarm" else "interrupted"
+    return {"run_finished": "finished", "interrupted": stopped}.get(str(last.get("kind")), "unfinished")
 
 
 def _said(event: Mapping[str, Any]) -> str:
@@ -260,81 +218,42 @@ def _take(drafts: dict[str, _Draft], event: Mapping[str, Any]) -> None:
         drafts[name] = _Draft(num_steps=whole(event.get("num_steps")), earlier=drafts.get(name))
     elif kind == "resumed" and name in drafts:
         drafts[name].go_on_after(whole(event.get("step")))
-    elif kind in {"step", "samples", "stage_finished"}:
+    elif kind in {"step", "samples", "panel", "stage_finished"}:
         draft, step = drafts.setdefault(name, _Draft()), whole(event.get("step"))
         if kind == "step" and isinstance(event.get("metrics"), dict):
             draft.metrics[step] = event["metrics"]
         elif kind == "samples" and isinstance(event.get("rows"), list):
             draft.samples[step] = event["rows"]
+        elif kind == "panel" and isinstance(event.get("values"), dict):
+            draft.looks[step] = event["values"]
+            draft.bands = draft.bands or _bands(event.get("bands"))
         elif kind == "stage_finished" and isinstance(event.get("summary"), dict):
             draft.summary = event["summary"]
 
 
 def _stage(name: str, draft: _Draft, marker: Path | None, problems: list[str]) -> StageRecord:
     stored = _object(_text(marker, problems), f"{name}/stage.json", problems).get("summary") if marker else None
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for step in sorted(draft.metrics):
-        for metric, value in draft.metrics[step].items():
-            curves.setdefault(str(metric), []).append((step, number(value)))
-    samples = [_sample(row, "reward", step) for step in sorted(draft.samples) for row in draft.samples[step]]
+    samples = [read_sample(row, "reward", step) for step in sorted(draft.samples) for row in draft.samples[step]]
     return StageRecord(
         name,
         draft.num_steps,
-        {k: tuple(v) for k, v in curves.items()},
+        _curves(draft.metrics),
         tuple(s for s in samples if s),
         stored if isinstance(stored, dict) else draft.summary,
         marker is not None,
+        _curves(draft.looks),
+        draft.bands,
     )
 
 
-# -- evaluation ------------------------------------------------------------------------------------
+def _bands(value: Any) -> dict[str, tuple[float, float]]:
+    pairs = value.items() if isinstance(value, dict) else ()
+    return {str(name): (number(band[0]), number(band[1])) for name, band in pairs if isinstance(band, list) and len(band) == 2}
 
 
-def _evaluation(data: Mapping[str, Any]) -> EvaluationRecord:
-    policies = [_policy(row) for row in rows(data.get("policies"))]
-    gains = [
-        GainRecord(
-            str(row.get("before", "")),
-            str(row.get("after", "")),
-            number(row.get("difference")),
-            number(row.get("low")),
-            number(row.get("high")),
-            number(row.get("confidence")),
-            whole(row.get("num_prompts")),
-        )
-        for row in rows(data.get("gains"))
-    ]
-    return EvaluationRecord(str(data.get("prompts_sha256", "")), tuple(policies), tuple(gains))
-
-
-def _policy(row: Mapping[str, Any]) -> PolicyRecord:
-    samples = [_sample(sample, "score", 0) for sample in rows(row.get("samples"))]
-    return PolicyRecord(
-        name=str(row.get("name", "")),
-        score=str(row.get("score", "")),
-        mean=number(row.get("mean")),
-        low=number(row.get("low")),
-        high=number(row.get("high")),
-        num_prompts=whole(row.get("num_prompts")),
-        samples_per_prompt=whole(row.get("samples_per_prompt")),
-        confidence=number(row.get("confidence")),
-        response_length=number(row.get("response_length")),
-        truncated_share=number(row.get("truncated_share")),
-        kl_token=number(row.get("kl_token_mean_nats")),
-        kl_sequence=number(row.get("kl_sequence_sum_nats")),
-        components=numbers(row.get("components")),
-        proxies=numbers(row.get("proxies")),
-        samples=tuple(s for s in samples if s),
-    )
-
-
-def _sample(row: Any, score: str, step: int) -> Sample | None:
-    if not isinstance(row, dict):
-        return None
-    return Sample(
-        str(row.get("prompt", "")),
-        str(row.get("completion", "")),
-        number(row.get(score)),
-        str(row.get("stop_reason", "")),
-        step,
-    )
+def _curves(by_step: Mapping[int, Mapping[str, Any]]) -> dict[str, tuple[tuple[int, float], ...]]:
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for step in sorted(by_step):
+        for name, value in by_step[step].items():
+            curves.setdefault(str(name), []).append((step, number(value)))
+    return {name: tuple(points) for name, points in curves.items()}

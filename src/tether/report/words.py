@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from tether.config.presets import TITLES
 from tether.metrics import REGISTRY
 from tether.report.charts import number
 from tether.report.direct import held_out_sentences, trained_sentence
-from tether.report.read import EvaluationRecord, GainRecord, PolicyRecord, RunRecord, StageRecord
-from tether.rewards.simulated_rater import MAX_POINTS, RATER_NAME
+from tether.report.judges import judges, raters_of
+from tether.report.plain import nested
+from tether.report.read import Alert, EvaluationRecord, GainRecord, PolicyRecord, RunRecord, StageRecord
+from tether.rewards.simulated_rater import MAX_POINTS
 
 __all__ = ["PolicyRow", "band", "hashes", "policy_rows", "raters_of", "score_meaning", "summary"]
 
-_LARGEST_DATA_FILE = 64 * 2**20  # bytes looked through for names of raters
 _MOST_WARNINGS = 10
 
 
@@ -50,12 +47,13 @@ POLICY_COLUMNS = (
 def summary(run: RunRecord) -> list[tuple[str, tuple[str, ...]]]:
     """(heading, sentences), the most important first; headings without anything to say are left out."""
     parts = [
+        ("Alarms", _alarms(run)),
         ("What was trained", _trained(run)),
         ("Held-out score", _scores(run)),
         ("The tether", _tether(run)),
         ("Reward model", _reward_model(run)),
-        ("Preference loss", (text for stage in run.direct_stages for text in held_out_sentences(_short(stage), stage))),
-        ("Who judged", _judges(run)),
+        ("Preference loss", (text for stage in run.direct_stages for text in held_out_sentences(stage.short, stage))),
+        ("Who judged", judges(run)),
         ("Watch", _watch(run)),
     ]
     found = [(heading, tuple(sentences)) for heading, sentences in parts]
@@ -65,7 +63,7 @@ def summary(run: RunRecord) -> list[tuple[str, tuple[str, ...]]]:
 def policy_rows(run: RunRecord) -> list[PolicyRow]:
     """The start and every online stage; dashes where a stage was not evaluated."""
     evaluated = {policy.name: policy for policy in run.evaluation.policies} if run.evaluation else {}
-    waiting = [name for stage in (*run.rl_stages, *run.direct_stages) if (name := _short(stage)) not in evaluated]
+    waiting = [name for stage in (*run.rl_stages, *run.direct_stages) if (name := stage.short) not in evaluated]
     rows = [_policy_row(run, policy) for policy in evaluated.values()]
     return rows + [
         PolicyRow(name, ("not evaluated", *["–"] * (len(POLICY_COLUMNS) - 1)), "") for name in waiting
@@ -79,6 +77,8 @@ def hashes(run: RunRecord) -> list[tuple[str, str]]:
         found += [(f"{stage.name}: {path}", value) for path, value in _checksums(stage.summary)]
     if run.evaluation and run.evaluation.prompts_sha256:
         found.append(("held-out prompts", run.evaluation.prompts_sha256))
+    for policy in run.evaluation.policies if run.evaluation else ():
+        found += [(f"evaluated {policy.name}: {path}", value) for path, value in _checksums(policy.provenance)]
     return found
 
 
@@ -105,34 +105,34 @@ def score_meaning(score: str) -> str:
 def _trained(run: RunRecord) -> Iterator[str]:
     if run.state != "finished":
         yield f"This run is {run.state}: what follows is what it has logged so far."
-    yield f"The start model is {_get(run.config, 'model', 'path') or 'unknown'}."
+    yield f"The start model is {nested(run.config, 'model', 'path') or 'unknown'}."
     sft = run.stage("sft")
     if sft is not None:
-        count, source = sft.summary.get("demonstrations", "the"), _get(run.config, "sft", "data", "path")
+        count, source = sft.summary.get("demonstrations", "the"), nested(run.config, "sft", "data", "path")
         result = "the result is the start and the reference of everything below" if sft.done else "this is not finished"
         yield f"It was first fine-tuned on {count} demonstrations ({source}); {result}."
     for stage in run.rl_stages:
-        yield _online_sentence(_short(stage), _get(run.config, "rl", _short(stage)), stage)
+        yield _online_sentence(stage.short, nested(run.config, "rl", stage.short), stage)
     for stage in run.direct_stages:
-        yield trained_sentence(_short(stage), _get(run.config, "direct", _short(stage)), stage)
+        yield trained_sentence(stage.short, nested(run.config, "direct", stage.short), stage)
 
 
 def _online_sentence(name: str, config: Any, stage: StageRecord) -> str:
-    kind, rewards = str(_get(config, "kind") or ""), _get(config, "rewards")
+    kind, rewards = str(nested(config, "kind") or ""), nested(config, "rewards")
     algorithm = TITLES.get(kind, (kind, ""))[0] or "an online stage"
     parts = [_weighted(part) for part in rewards] if isinstance(rewards, list) else ["unknown"]
     done = max((points[-1][0] for points in stage.curves.values() if points), default=0)
-    where = _get(config, "kl", "where") or "preference loss"  # of online DPO
-    beta = _get(config, "kl", "beta") if _get(config, "kl") else _get(config, "beta")
+    where = nested(config, "kl", "where") or "preference loss"  # of online DPO
+    beta = nested(config, "kl", "beta") if nested(config, "kl") else nested(config, "beta")
     return (
         f"{name}: {algorithm}, {done} of {stage.num_steps or done} steps on prompts of "
-        f"{_get(config, 'prompts', 'path')}; reward: {', '.join(parts)}; "
+        f"{nested(config, 'prompts', 'path')}; reward: {', '.join(parts)}; "
         f"the KL acts in the {where} with beta {beta} per nat."
     )
 
 
 def _weighted(part: Any) -> str:
-    kind, weight = _get(part, "kind"), _get(part, "weight")
+    kind, weight = nested(part, "kind"), nested(part, "weight")
     return f"{weight:g} × {kind}" if isinstance(weight, int | float) else str(kind)
 
 
@@ -167,14 +167,14 @@ def _tether(run: RunRecord) -> Iterator[str]:
     for stage in run.rl_stages if run.evaluation is None else ():
         token, sequence = number(stage.last("kl_k1_token")), number(stage.last("kl_k1_sequence"))
         yield (
-            f"KL({_short(stage)} || reference), k1 at the last logged step, on training prompts: "
+            f"KL({stage.short} || reference), k1 at the last logged step, on training prompts: "
             f"{token} nats per token, {sequence} nats per sequence."
         )
 
 
 def _reward_model(run: RunRecord) -> Iterator[str]:
     stage = run.stage("reward_model")
-    held = _get(stage.summary, "held_out") if stage else None
+    held = nested(stage.summary, "held_out") if stage else None
     if stage is None or not isinstance(held, Mapping):
         return
     accuracy, low, high = (_share(held.get(key)) for key in ("accuracy", "low", "high"))
@@ -184,25 +184,6 @@ def _reward_model(run: RunRecord) -> Iterator[str]:
     )
     if stage.summary.get("training_pairs"):
         yield f"It was fitted to {stage.summary['training_pairs']} pairs."
-
-
-def _judges(run: RunRecord) -> Iterator[str]:
-    judged = [(_get(run.config, "reward_model", "data", "path"), run.stage("reward_model"))]
-    judged += [(_get(run.config, "direct", _short(stage), "data", "path"), stage) for stage in run.direct_stages]
-    for source, stage in {str(source): stage for source, stage in judged if source}.items():
-        raters = raters_of(source, str(stage.summary.get("data_sha256", "")) if stage else "")
-        if raters:
-            yield f"The comparisons ({source}) name as their judge: {'; '.join(raters)}."
-        else:
-            yield f"The comparisons come from {source}; who judged them is not recorded."
-        if raters and all("simulated" in rater.lower() for rater in raters):
-            yield "That is a written rule with stated noise: no person judged them."
-    score = run.evaluation.policies[0].score if run.evaluation and run.evaluation.policies else ""
-    if score == "plainspoken":
-        yield f"The held-out score is the noiseless rule of {RATER_NAME}."
-        yield "The rule does not see whether an answer is true."
-    elif score:
-        yield f"The held-out score '{score}' is computed by a rule; no person judged it."
 
 
 def _watch(run: RunRecord) -> Iterator[str]:
@@ -227,7 +208,18 @@ def _warned(run: RunRecord) -> Iterator[str]:
     for (stage, _), texts in list(alike.items())[:_MOST_WARNINGS]:
         yield f"{stage or 'run'} warned{f' {len(texts)} times, at last' if len(texts) > 1 else ''}: {texts[-1]}."
     if len(alike) > _MOST_WARNINGS:
-        yield f"{len(alike) - _MOST_WARNINGS} further warnings are among the messages of the record."
+        yield f"{len(alike) - _MOST_WARNINGS} further warnings are under Alerts."
+
+
+def _alarms(run: RunRecord) -> Iterator[str]:
+    """Every rule that tripped: how often, and what it said last."""
+    by_rule: dict[tuple[str, str], list[Alert]] = {}
+    for alert in run.alerts:
+        if alert.kind == "alarm":
+            by_rule.setdefault((alert.stage, alert.rule), []).append(alert)
+    for (stage, rule), alerts in by_rule.items():
+        often = f" {len(alerts)} times, at last at step {alerts[-1].step}" if len(alerts) > 1 else f" at step {alerts[-1].step}"
+        yield f"{stage or 'run'}: the check {rule or 'without a name'} tripped{often}: {alerts[-1].text.rstrip('.')}."
 
 
 def _reward_alone(evaluation: EvaluationRecord) -> Iterator[str]:
@@ -243,35 +235,7 @@ def _reward_alone(evaluation: EvaluationRecord) -> Iterator[str]:
             )
 
 
-def raters_of(source: str, sha256: str) -> list[str]:
-    """Who the rows of a comparison file name in their ``rater`` column, if the file is still the one that
-    was trained on.
-    """
-    file = (
-        resources.files("tether") / "recipes_data" / source.removeprefix("tether:")
-        if source.startswith("tether:")
-        else Path(source)
-    )
-    try:
-        if not file.is_file() or (isinstance(file, Path) and file.stat().st_size > _LARGEST_DATA_FILE):
-            return []
-        data = file.read_bytes()
-    except (OSError, ValueError):
-        return []
-    if hashlib.sha256(data).hexdigest() != sha256:
-        return []
-    return sorted({name for line in data.decode("utf-8", "replace").splitlines() if (name := _rater(line))})
-
-
 # -- small pieces ----------------------------------------------------------------------------------
-
-
-def _rater(line: str) -> str:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return ""
-    return str(row.get("rater") or "") if isinstance(row, dict) else ""
 
 
 def _policy_row(run: RunRecord, policy: PolicyRecord) -> PolicyRow:
@@ -328,16 +292,3 @@ def _checksums(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _checksums(item, f"{path}.{key}" if path else str(key))
     elif isinstance(value, str) and path.endswith(("sha256", "fingerprint")):
         yield path, value
-
-
-def _short(stage: StageRecord) -> str:
-    return stage.name.removeprefix("rl.").removeprefix("direct.")
-
-
-def _get(value: Any, *keys: str) -> Any:
-    """A nested value of a mapping; None where any part of the path is missing."""
-    for key in keys:
-        if not isinstance(value, Mapping):
-            return None
-        value = value.get(key)
-    return value

@@ -68,6 +68,13 @@ class ExactPart:
         right = stated is not None and self._equal(stated, gold)
         return Score(1.0 if right else 0.0, {"readable": float(readable)})
 
+    def stated(self, rollout: Rollout) -> Fraction | str | None:
+        """What the rollout states, in a form in which equal answers are equal; None where it states nothing readable."""
+        stated = extract_answer(rollout.text, self.marker, self.place, cut=rollout.truncated)
+        if stated is None:
+            return None
+        return _plain(stated) if self.compare == "text" else parse_number(stated)
+
     def gold(self, prompt: Prompt) -> str | Failure:
         """The right answer of a prompt, or why its row holds none."""
         if prompt.columns.get(self.column) is None:

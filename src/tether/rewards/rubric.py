@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol, SupportsFloat
 
 from tether.errors import DataError, RewardError, TetherError
+from tether.pulse import beat
 from tether.types import Failure, Rollout, RolloutGroup, Score, StopReason
 
 __all__ = ["FailureCount", "RewardPart", "Rubric", "count_failures", "weighted_total"]
@@ -91,6 +92,8 @@ class Rubric:
                 )
             components[name] = values[-1]
         total = weighted_total(values, [weight for _, weight, _ in self.parts])
+        if math.isinf(total):
+            failure = failure or Failure("rubric", "the weighted sum of the parts overflows")
         return _Scored(math.nan if failure else total, components, failure)
 
 
@@ -132,6 +135,7 @@ def _score_part(name: str, part: RewardPart, rollouts: Sequence[Rollout]) -> lis
     """
     if not rollouts:
         return []
+    beat(f"reward part {name!r}")
     try:
         results = list(part.score(rollouts))
     except Exception as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -15,21 +16,27 @@ from pathlib import Path
 from typing import Any
 
 from ..files import remove
+from ..state import State
 from ..types import Completion, Request, Sampling, StopReason
 from .sampler import Sampler
 
 __all__ = ["JournalledSampler"]
 
+_LOG = logging.getLogger(__name__)
+
 
 class JournalledSampler:
-    """``sampler`` with a journal in ``folder``, one file per policy version. State: the files.
+    """``sampler`` with a journal in ``folder``, one file per policy version. State: the files, and a hash over all answers given.
 
     ``identity``: what else the answers follow from (settings, data, code); another one finds nothing. ``chunk_rows``: answers per chunk.
+    A journal that cannot be written costs the safety of the present rollout, never the run: that is said once.
     """
 
     def __init__(self, sampler: Sampler, folder: Path, identity: str, chunk_rows: int) -> None:
         self._sampler, self._folder, self._identity, self._chunk_rows = sampler, folder, identity, chunk_rows
         self.version = sampler.version
+        self._answers_sha256 = ""
+        self._failed = False
 
     def refresh(self, version: int) -> None:
         """Publish: what earlier weights said is of no more use."""
@@ -45,12 +52,21 @@ class JournalledSampler:
         known = self._known()
         for chunk in _chunks(requests, self._chunk_rows):
             name = self._name(chunk, sampling)
-            if name not in known:
-                drawn = list(self._sampler.generate(chunk, sampling))
-                self._keep(name, drawn)
-                yield from drawn
+            if name in known:
+                answers = [_completion(row, sampling) for row in known[name]]
             else:
-                yield from (_completion(row, sampling) for row in known[name])
+                answers = list(self._sampler.generate(chunk, sampling))
+                self._keep(name, answers)
+            self._answers_sha256 = _digest([self._answers_sha256, [_row(answer) for answer in answers]])
+            yield from answers
+
+    def state(self) -> State:
+        """A hash over every answer given so far, token ids and log-probabilities: two runs that agree in it drew the same."""
+        return State(values={"answers_sha256": self._answers_sha256})
+
+    def restore(self, state: State) -> None:
+        """Go on from ``state``."""
+        self._answers_sha256 = str(state.values["answers_sha256"])
 
     def _path(self) -> Path:
         return self._folder / f"rollouts-{self.version:08d}.jsonl"
@@ -64,11 +80,15 @@ class JournalledSampler:
         if not self._path().is_file():
             return {}
         known: dict[str, list[Any]] = {}
-        for line in self._path().read_bytes().splitlines(keepends=True):
+        try:
+            lines = self._path().read_bytes().split(b"\n")
+        except OSError:
+            return {}
+        for line in lines:
             try:
-                record = json.loads(line) if line.endswith(b"\n") else None
-            except ValueError:
-                record = None
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
             if isinstance(record, dict) and record.get("sha256") == _digest(record.get("rows")):
                 known[record["chunk"]] = record["rows"]
         return known
@@ -76,10 +96,18 @@ class JournalledSampler:
     def _keep(self, name: str, drawn: Sequence[Completion]) -> None:
         rows = [_row(completion) for completion in drawn]
         record = {"chunk": name, "rows": rows, "sha256": _digest(rows)}
+        try:
+            self._append(json.dumps(record).encode() + b"\n")
+        except OSError as error:
+            if not self._failed:
+                _LOG.warning("%s cannot be written (%s): a crash in the middle of a rollout would lose its answers", self._path(), error)
+            self._failed = True
+
+    def _append(self, line: bytes) -> None:
+        """One whole line on the disk. A rest that a crash left before it gets an end of its own, and is known by its missing hash."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._path().open("ab") as file:
-            file.write(b"\n" if _cut(self._path()) else b"")
-            file.write(json.dumps(record).encode() + b"\n")
+            file.write((b"" if _ends_whole(self._path()) else b"\n") + line)
             file.flush()
             os.fsync(file.fileno())
 
@@ -96,10 +124,13 @@ def _chunks(requests: Sequence[Request], rows: int) -> Iterator[list[Request]]:
         yield chunk
 
 
-def _cut(path: Path) -> bool:
-    """True where the last line has no end."""
-    data = path.read_bytes()
-    return bool(data) and not data.endswith(b"\n")
+def _ends_whole(path: Path) -> bool:
+    """True where the file is empty or its last line has an end."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
 
 
 def _digest(rows: Any) -> str:

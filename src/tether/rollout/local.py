@@ -13,12 +13,14 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from ..errors import NumericsError, SamplerError
+from ..pulse import beat
 from ..types import Completion, Request, Sampling, StopReason
 from .drawing import draw
 from .llama import PREFILL_TOKENS, LlamaDecoder, LlamaWeights, pack_llama, why_not_llama
 from .plain import PlainDecoder, position_limit
 from .randomness import uniforms
 from .sampler import check_requests
+from .stale import packed_gaps
 
 __all__ = ["LocalSampler"]
 
@@ -78,6 +80,32 @@ class LocalSampler:
         check_requests(requests, sampling, max_length=position_limit(config), vocabulary=vocabulary)
         return self._generate(requests, sampling)
 
+    @torch.no_grad()
+    def forced_logprobs(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> Tensor:
+        """log p of given answers, (rows, tokens), by the decode path. See ``proof.ProvableSampler``."""
+        told: list[Tensor] = []
+        for first in range(0, len(prompts), self.max_rows):
+            rows = slice(first, first + self.max_rows)
+            requests = [Request(str(n), tuple(prompt), 1, 0) for n, prompt in enumerate(prompts[rows])]
+            tokens_RT = torch.tensor([list(answer) for answer in answers[rows]])
+            session = self._session(requests, Sampling(tokens_RT.shape[1]))
+            logits = session.join([[_Row(request, 0)] for request in requests])
+            columns = []
+            for at, tokens_R in enumerate(tokens_RT.T):
+                if at:
+                    logits = session.step(tokens_RT[:, at - 1].tolist())
+                logprobs_RV = logits.float().log_softmax(-1)
+                columns.append(logprobs_RV.gather(1, tokens_R.to(logits.device)[:, None]))
+            told.append(torch.cat(columns, 1))
+        return torch.cat(told)
+
+    def copy_gaps(self) -> dict[str, float]:
+        """See ``proof.ProvableSampler``; the plain path reads the trained weights themselves."""
+        if self._packed is None:
+            return {}
+        assert isinstance(self._model, LlamaForCausalLM)
+        return packed_gaps(self._packed, self._model)
+
     def _generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]:
         waiting = deque(_batches_of_rows(requests, self.max_rows))
         session = self._session(requests, sampling)
@@ -113,6 +141,7 @@ class LocalSampler:
     @torch.inference_mode()
     def _draw(self, rows: Sequence[_Row], logits_RV: Tensor, sampling: Sampling) -> None:
         """Append one token to each row and decide which rows ended."""
+        beat("sampling")
         keys = [row.request.key for row in rows]
         samples, positions = [row.sample_index for row in rows], [len(row.token_ids) for row in rows]
         uniforms_R = torch.from_numpy(uniforms(keys, samples, positions)).to(logits_RV.device)

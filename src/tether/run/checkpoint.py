@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import stat
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ _WEIGHTS, _VALUES, _MANIFEST = "weights.safetensors", "values.json", "manifest.j
 _PREFIX = "step-"
 _RESERVE = 1.02  # file systems need a little more than the bytes
 _LOG = logging.getLogger(__name__)
+
+
+class _NewerFormatError(CheckpointError):
+    """Whole, but of a layout that this version does not know."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +102,16 @@ class CheckpointStore:
             raise failure
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; damaged ones are passed over with a warning that names both."""
+        """The newest checkpoint that is whole; damaged ones are passed over with a warning that names both.
+
+        Raises CheckpointError when there are only damaged ones, or the newest was written by a newer Tether.
+        """
         damaged: list[str] = []
         for folder in self._folders():
             try:
                 found = read_checkpoint(folder)
+            except _NewerFormatError:
+                raise  # whole, and further than anything that we could fall back to
             except CheckpointError as error:
                 damaged.append(str(error))
                 continue
@@ -112,16 +122,20 @@ class CheckpointStore:
             raise CheckpointError(f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}. Start over with --fresh")
         return None
 
-    def require_space(self, num_bytes: int) -> None:
-        """Raise CheckpointError unless a checkpoint of ``num_bytes`` can be written here; writes and removes a small file."""
-        probe = self.folder / f".tmp-probe.{os.getpid()}"
+    def require_space(self, num_bytes: int, copies: int = 1) -> None:
+        """Raise CheckpointError unless ``copies`` checkpoints of ``num_bytes`` fit here; writes and removes a small file."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            probe.write_bytes(b"tether")
-            probe.unlink()
+            with temporary_beside(self.folder / "probe") as probe:
+                probe.write_bytes(b"tether")
         except OSError as error:
             raise CheckpointError(f"{self.folder} cannot be written to ({error}); choose another output=...") from error
-        self._check_space(num_bytes)
+        free, needed = free_bytes(self.folder), int(copies * num_bytes * _RESERVE)
+        if free < needed:
+            raise CheckpointError(
+                f"{self.folder}: {copies} checkpoint(s) need {needed:,} bytes (checkpoint.keep, and one while it is written) and {free:,} "
+                "are free; make room, lower checkpoint.keep, or set checkpoint.every = 0"
+            )
 
     # ------------------------------------------------------------------------------------------------------------------------
 
@@ -130,7 +144,8 @@ class CheckpointStore:
         needed = int(num_bytes * _RESERVE)
         if free < needed:
             raise CheckpointError(
-                f"{self.folder}: a checkpoint needs {needed:,} bytes and {free:,} are free; make room, or set checkpoint.every = 0"
+                f"{self.folder}: a checkpoint needs {needed:,} bytes and {free:,} are free; make room, or set checkpoint.every = 0. "
+                "The checkpoints before it are as they were"
             )
 
     def _write_apart(self, target: Path, step: int, state: State, inputs: Mapping[str, Any], flags: tuple[str, ...]) -> None:
@@ -150,13 +165,16 @@ class CheckpointStore:
                 _fill(temporary, step, state, inputs, flags)
                 os.replace(temporary, target)
             sync_folder(self.folder)
-            self._retire()
         except (OSError, SafetensorError) as error:
             free = free_bytes(self.folder)
             raise CheckpointError(
                 f"{target} could not be written ({error}): it needs {num_bytes:,} bytes and {free:,} are free. "
                 "The checkpoints before it are as they were"
             ) from error
+        try:
+            self._retire()
+        except OSError as error:
+            _LOG.warning("%s: a checkpoint that is no longer needed could not be removed (%s); its space is not free", self.folder, error)
 
     def _retire(self) -> None:
         """Remove what the rule does not keep. A folder leaves its name first, so that half of one is never taken for a checkpoint."""
@@ -166,7 +184,7 @@ class CheckpointStore:
             try:
                 checkpoint = read_manifest(folder)
             except CheckpointError:
-                continue  # damaged: not ours to judge here, `latest` says so
+                continue  # damaged, and no longer needed: a whole one was just written
             fresh_flags = set(checkpoint.flags) - flagged
             if len(kept) < self.keep or fresh_flags:
                 kept.add(folder)
@@ -190,15 +208,15 @@ class CheckpointStore:
 
 
 def checkpoint_bytes(state: State) -> int:
-    """Bytes on disk of a state, headers estimated."""
-    tensors = sum(tensor.numel() * tensor.element_size() + 120 for tensor in state.tensors.values())
-    return tensors + len(json.dumps(state.values)) + 4096
+    """Bytes on disk of a state, the header and the manifest estimated."""
+    tensors = sum(tensor.numel() * tensor.element_size() + len(name) + 80 for name, tensor in state.tensors.items())
+    return tensors + len(_as_json(state.values)) + 2048
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
+def read_checkpoint(folder: str | Path) -> Checkpoint:
     """A checkpoint after every file was compared with the manifest. Raises CheckpointError naming the file."""
-    verify(folder)
-    return read_manifest(folder)
+    verify(Path(folder))
+    return read_manifest(Path(folder))
 
 
 def read_manifest(folder: Path) -> Checkpoint:
@@ -212,16 +230,21 @@ def verify(folder: Path) -> None:
     manifest = _manifest(folder)
     for name, told in manifest["files"].items():
         path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing")
-        if path.stat().st_size != told["bytes"] or _sha256(path) != told["sha256"]:
+        try:
+            same = path.stat().st_size == told["bytes"] and _sha256(path) == told["sha256"]
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path} is missing") from error
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read ({error})") from error
+        if not same:
             raise CheckpointError(f"{path} is damaged: it is not the file that was written (SHA-256 or size differs)")
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / _MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        manifest = json.loads(text)
         body = {key: value for key, value in manifest.items() if key != "sha256"}
         told = manifest["sha256"]
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
@@ -229,20 +252,30 @@ def _manifest(folder: Path) -> dict[str, Any]:
     if told != _digest(body):
         raise CheckpointError(f"{path} is damaged: it does not match its own SHA-256")
     if body["format"] > FORMAT:
-        raise CheckpointError(f"{path} has format {body['format']}, this version of Tether reads up to {FORMAT}: update Tether")
+        raise _NewerFormatError(f"{path} has format {body['format']}, this version of Tether reads up to {FORMAT}: update Tether")
+    if text != _manifest_text(body):
+        raise CheckpointError(f"{path} is damaged: it is not the file that was written")
     return body
+
+
+def _manifest_text(body: Mapping[str, Any]) -> str:
+    return _as_json({**body, "sha256": _digest(body)})
 
 
 def _fill(folder: Path, step: int, state: State, inputs: Mapping[str, Any], flags: tuple[str, ...]) -> None:
     save_file({name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}, folder / _WEIGHTS)
     sync_file(folder / _WEIGHTS)
-    _write_synced(folder / _VALUES, json.dumps(state.values, indent=1, allow_nan=False) + "\n")
+    _write_synced(folder / _VALUES, _as_json(state.values))
     files = {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in (_WEIGHTS, _VALUES)}
     body = {"format": FORMAT, "step": step, "flags": list(flags), "inputs": dict(inputs), "files": files}
-    _write_synced(folder / _MANIFEST, json.dumps({**body, "sha256": _digest(body)}, indent=1) + "\n")
-    for name in (_WEIGHTS, _VALUES, _MANIFEST):
-        os.chmod(folder / name, 0o666 & ~_umask())
+    _write_synced(folder / _MANIFEST, _manifest_text(body))
+    os.chmod(folder / _WEIGHTS, stat.S_IMODE((folder / _VALUES).stat().st_mode))  # safetensors gives 0600 whatever the umask says
     sync_folder(folder)
+
+
+def _as_json(values: Mapping[str, Any]) -> str:
+    """NaN and infinities as Python's JSON writes them: a number that went wrong must not cost the run its checkpoint."""
+    return json.dumps(values, indent=1) + "\n"
 
 
 def _write_synced(path: Path, text: str) -> None:
@@ -259,12 +292,6 @@ def _digest(body: Mapping[str, Any]) -> str:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _alive(pid: int) -> bool:

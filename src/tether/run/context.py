@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from tether import __version__
 from tether.backends.compute import Compute
 from tether.config import RunConfig, Section
+from tether.errors import CheckpointError
 from tether.events import EventLog
 from tether.files import remove
 from tether.models.adapters import LoraSpec
@@ -21,16 +23,18 @@ from tether.models.policy import Policy, ValueHead
 from tether.models.reward import RewardModel
 from tether.rollout.journal import JournalledSampler
 from tether.rollout.local import LocalSampler
+from tether.rollout.proof import WeightProof
+from tether.run.cards import write_cards
 from tether.run.checkpoint import CheckpointStore
 from tether.run.folder import RunFolder, sha256_text, source_sha256
-from tether.run.keeper import StageKeeper
+from tether.run.keeper import StageKeeper, Stateful
 from tether.run.observer import Observer
 from tether.run.recorder import Recorder
 from tether.run.signals import StopSignal
 from tether.run.warnings import Warnings
 from tether.text.chat import Text
 
-__all__ = ["Context", "build_stage", "load_policy", "load_scorer", "sampler_for", "stage_hashes"]
+__all__ = ["Context", "build_stage", "load_policy", "load_scorer", "proof_for", "sampler_for", "stage_hashes"]
 
 _CHUNK = 4  # a journal's chunk in fillings of the sampler: long enough that its ragged end costs little
 
@@ -46,6 +50,7 @@ class Context:
     stop: StopSignal = field(default_factory=StopSignal)
     accept_changes: bool = False
     said: set[str] = field(default_factory=set)
+    stores: list[CheckpointStore] = field(default_factory=list)
 
     def say_once(self, text: str) -> None:
         """One sentence, logged and shown, that would hold for several stages or models: said for the first of them."""
@@ -56,23 +61,45 @@ class Context:
 
     def recorder(self, stage: str, num_steps: int) -> Recorder:
         self.warnings.stage = stage
-        return Recorder(self.log, self.observer, stage, num_steps)
+        return Recorder(self.log, self.observer, stage, num_steps, self.folder.path)
 
-    def keeper(self, recorder: Recorder, section: Section, data_sha256: str) -> StageKeeper:
-        """The checkpoints of the stage that ``recorder`` records, which reads ``section`` and data of that hash."""
+    def keeper(
+        self, recorder: Recorder, section: Section, data_sha256: str, also: Mapping[str, Stateful] | None = None
+    ) -> StageKeeper:
+        """The checkpoints of the stage that ``recorder`` records, which reads ``section`` and data of that hash. ``also``: parts that
+        its loop does not know of."""
         config = self.config.checkpoint
         name = recorder.stage
+        store = CheckpointStore(self.folder.checkpoints(name), config.keep)
+        self.stores.append(store)
         return StageKeeper(
-            CheckpointStore(self.folder.checkpoints(name), config.keep),
+            store,
             config.every,
             recorder.num_steps,
-            stage_inputs(self.config, name, section, data_sha256),
+            stage_inputs(self.config, name, section, data_sha256) | {"before": self._weights_before(name)},
             self.stop,
             lambda text: recorder.message(f"{name}: {text}"),
             recorder.resumed,
+            recorder.warning,
             self.accept_changes,
             config.asynchronous,
+            config.on_failure == "continue",
+            self.config.seed,
+            also or {},
         )
+
+    def _weights_before(self, name: str) -> dict[str, str]:
+        """Hashes of what the finished stages left that ``name`` may build on."""
+        hashes = stage_hashes(self.config)
+        stages = [stage for stage in ("sft", "reward_model") if stage in hashes and stage != name]
+        found = {stage: self.folder.finished(stage, hashes[stage]) for stage in stages}
+        return {stage: summary["weights_sha256"] for stage, summary in found.items() if summary is not None}
+
+    def settle(self) -> None:
+        """Wait for saves in flight, whatever ended the run; what they raise would hide it."""
+        for store in self.stores:
+            with suppress(CheckpointError):
+                store.join()
 
     def journalled(self, sampler: LocalSampler, name: str, section: Section, data_sha256: str) -> JournalledSampler:
         """The sampler of an online stage, with what it has finished kept beside the checkpoints."""
@@ -95,11 +122,13 @@ def build_stage(context: Context, name: str, made_from: str, build: Callable[[Pa
     folder = context.folder.stage(name)
     if context.folder.finished(name, made_from) is not None:
         context.observer.message(f"{name}: finished before, reused from {folder}")
+        remove(context.folder.checkpoints(name))  # what a crash kept from being removed
         return folder
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     context.folder.finish(name, made_from, build(folder))
+    write_cards(context.config, context.folder.path)
     remove(context.folder.checkpoints(name))  # the finished stage is what they were for
     return folder
 
@@ -161,3 +190,8 @@ def load_scorer(context: Context, folder: Path | None) -> _AutocastScorer | None
 
 def sampler_for(context: Context, policy: Policy, max_rows: int) -> LocalSampler:
     return LocalSampler(policy.model, policy.format.eos_ids, policy.format.pad_id, context.compute.dtype, max_rows)
+
+
+def proof_for(context: Context, policy: Policy, sampler: LocalSampler) -> WeightProof:
+    """What every publish to ``sampler`` is checked by."""
+    return WeightProof(policy, sampler, context.compute.dtype, context.compute.autocast)

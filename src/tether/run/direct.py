@@ -2,7 +2,8 @@
 
     start sums (frozen, no graph) -> per step: sums of the policy -> loss sum / units of the step -> optimiser -> record -> watch
 
-The start reads the rows in the very passes that the first epoch makes, so that implied rewards are exactly 0 before the first update.
+The start reads the rows in the very passes that the first epoch makes, so that implied rewards are exactly 0 before the first update (up
+to rounding, where training needs smaller passes than reading did).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from tether.algorithms.direct_preference import (
 )
 from tether.backends.compute import Compute
 from tether.backends.local import LocalWorker
+from tether.backends.memory_guard import one_pass
 from tether.config import DirectConfig
 from tether.data.batches import pad_examples
 from tether.data.cursor import Cursor
@@ -36,6 +38,8 @@ from tether.errors import DataError
 from tether.metrics import MetricSums
 from tether.models.policy import Policy
 from tether.run.displacement import DisplacementWatch
+from tether.run.evidence import example_tensors
+from tether.run.guard import StepGuard
 from tether.run.keeper import NO_KEEPER, Keeper, Plain
 from tether.run.recorder import Recorder
 from tether.stats import wilson
@@ -104,23 +108,31 @@ def train_direct(
 ) -> HeldOutPreference | None:
     """Train ``policy`` in place; its weights at the call are the reference. Returns what held-out units say, if there are any."""
     spec, weights = PreferenceSpec.direct(config), kto_weights_of(units, config)
-    start = start_sums(policy, units, config.batch_size, compute, seed)
-    held_start = None if held_out is None else unit_sums(policy, held_out, compute)
     worker = LocalWorker([policy], config.optim, recorder.num_steps)
+    guard = StepGuard(compute.token_budget, config.optim.max_skipped_steps, folder=recorder.folder, stage=recorder.stage)
+
+    def fitting() -> Compute:
+        return replace(compute, token_budget=guard.memory.token_budget)
+
+    start = guard.memory.repeat(lambda: start_sums(policy, units, config.batch_size, fitting(), seed), worker.discard)
+    held_start = None
+    if held_out is not None:
+        held_start = guard.memory.repeat(lambda: unit_sums(policy, held_out, fitting()), worker.discard)
     cursor, watch = Cursor(len(units), seed), DisplacementWatch()
-    parts = {"worker": worker, "cursor": Plain(cursor.state, cursor.go_to), "metrics": recorder, "displacement": watch}
+    parts = {"worker": worker, "cursor": Plain(cursor.state, cursor.go_to), "guard": guard, "metrics": recorder, "displacement": watch}
     done = keeper.attach(parts)  # after the start was read: the weights may now become those of a checkpoint
-    step_of = _Step(policy, worker, compute, spec, weights)
+    step_of = _Step(policy, worker, compute, spec, weights, guard)
     for step in range(done + 1, recorder.num_steps + 1):
         chosen = cursor.next_within_epoch(config.batch_size)
-        metrics = step_of.run(units.take(chosen), start.take(chosen))
+        metrics = step_of.run(step, units.take(chosen), start.take(chosen))
         recorder.step(step, metrics)
         if found := watch.see(metrics.get("chosen_logprob", math.nan), metrics.get("implied_margin", math.nan)):
             recorder.warning("displacement", step, str(found))
         keeper.after_step(step)
     if held_out is None or held_start is None:
         return None
-    return _held_out(held_out, held_start, unit_sums(policy, held_out, compute), spec)
+    end = guard.memory.repeat(lambda: unit_sums(policy, held_out, fitting()), worker.discard)
+    return _held_out(held_out, held_start, end, spec)
 
 
 # -- the frozen start --------------------------------------------------------------------------------------------------------
@@ -145,12 +157,14 @@ def unit_sums(policy: Policy, units: JudgedUnits, compute: Compute) -> UnitSums:
     second_N = torch.zeros_like(first_N)
     if units.liked is None:
         for micro in _pair_passes(units, compute):
-            chosen, rejected = _pair_sums(policy, units.take(micro), compute)
+            part = units.take(micro)
+            with one_pass(micro, _tokens(part.first, part.second)):
+                chosen, rejected = _pair_sums(policy, part, compute)
             first_N[micro], second_N[micro] = chosen.logprobs_B, rejected.logprobs_B
     else:
         for rows, sums_N in ((units.first, first_N), (units.second, second_N)):
             for micro in _row_passes(rows, compute):
-                sums_N[micro] = _row_sums(policy, [rows[index] for index in micro], compute).logprobs_B
+                sums_N[micro] = _one_side(policy, rows, micro, compute)
     return UnitSums(first_N, second_N)
 
 
@@ -166,26 +180,34 @@ class _Step:
     compute: Compute
     spec: PreferenceSpec
     weights: tuple[float, float]
+    guard: StepGuard
 
-    def run(self, units: JudgedUnits, start: UnitSums) -> dict[str, float]:
-        """One optimiser step over ``units``; its metrics."""
+    def run(self, number: int, units: JudgedUnits, start: UnitSums) -> dict[str, float]:
+        """Optimiser step ``number`` over ``units``; its metrics."""
         started = time.perf_counter()
-        metrics = MetricSums()
-        losses = self._pairs(units, start) if units.liked is None else self._answers(units, start, metrics)
-        report = self.worker.step()
-        describe_preference(metrics, losses)
-        metrics.update({"grad_norm": report.grad_norm, "learning_rate": report.learning_rate, "skipped_steps": float(not report.applied)})
+
+        def passes(metrics: MetricSums) -> None:
+            losses = self._pairs(units, start) if units.liked is None else self._answers(units, start, metrics)
+            describe_preference(metrics, losses)
+
+        def batch() -> dict[str, Tensor]:
+            pad_id = self.policy.format.pad_id
+            rows = example_tensors(units.first, pad_id, "first_") | example_tensors(units.second, pad_id, "second_")
+            return rows | {"start_first": start.first_N, "start_second": start.second_N}
+
+        metrics = self.guard.step(number, self.worker, passes, batch)
         tokens = sum(len(row.token_ids) for row in (*units.first, *units.second))
         metrics.add("tokens_per_second", tokens / (time.perf_counter() - started))
         return metrics.means()
 
     def _pairs(self, units: JudgedUnits, start: UnitSums) -> list[LossSum]:
         losses = []
-        for micro in _pair_passes(units, self.compute):
-            chosen, rejected = _pair_sums(self.policy, units.take(micro), self.compute)
-            known = start.take(micro)
-            loss = pair_loss(chosen, rejected, known.first_N, known.second_N, self.spec)
-            self.worker.accumulate(loss.total / len(units))
+        for micro in _pair_passes(units, self._fitting()):
+            part, known = units.take(micro), start.take(micro)
+            with one_pass(micro, _tokens(part.first, part.second)):
+                chosen, rejected = _pair_sums(self.policy, part, self.compute)
+                loss = pair_loss(chosen, rejected, known.first_N, known.second_N, self.spec)
+                self.worker.accumulate(loss.total / len(units))
             losses.append(_detached(loss))
         return losses
 
@@ -195,21 +217,26 @@ class _Step:
         mismatched_N = self._mismatched(units) - start.second_N
         metrics.add("kto_z0", max(0.0, float(mismatched_N.mean())))
         losses = []
-        for micro in _row_passes(units.first, self.compute):
+        for micro in _row_passes(units.first, self._fitting()):
             part = units.take(micro)
-            sums = _row_sums(self.policy, part.first, self.compute)
-            liked_B = torch.tensor(part.liked, device=self.compute.device)
-            loss = answer_loss(sums, start.take(micro).first_N, liked_B, mismatched_N, self.spec, self.weights)
-            self.worker.accumulate(loss.total / len(units))
+            with one_pass(micro, _tokens(part.first)):
+                sums = _row_sums(self.policy, part.first, self.compute)
+                liked_B = torch.tensor(part.liked, device=self.compute.device)
+                loss = answer_loss(sums, start.take(micro).first_N, liked_B, mismatched_N, self.spec, self.weights)
+                self.worker.accumulate(loss.total / len(units))
             losses.append(_detached(loss))
         return losses
 
     @torch.no_grad()
     def _mismatched(self, units: JudgedUnits) -> Tensor:
         sums_N = torch.zeros(len(units), device=self.compute.device)
-        for micro in _row_passes(units.second, self.compute):
-            sums_N[micro] = _row_sums(self.policy, [units.second[index] for index in micro], self.compute).logprobs_B
+        for micro in _row_passes(units.second, self._fitting()):
+            sums_N[micro] = _one_side(self.policy, units.second, micro, self.compute)
         return sums_N
+
+    def _fitting(self) -> Compute:
+        """The machine with the passes that memory allows."""
+        return replace(self.compute, token_budget=self.guard.memory.token_budget)
 
 
 def _detached(loss: LossSum) -> LossSum:
@@ -247,11 +274,24 @@ def _row_passes(rows: Sequence[TokenizedExample], compute: Compute) -> list[list
     return microbatches([len(row.token_ids) for row in rows], compute.token_budget)
 
 
+def _tokens(*sides: Sequence[TokenizedExample]) -> int:
+    """Padded tokens of a pass over these rows."""
+    rows = [len(row.token_ids) for side in sides for row in side]
+    return len(rows) * max(rows)
+
+
 def _row_sums(policy: Policy, rows: Sequence[TokenizedExample], compute: Compute) -> PairSums:
     batch = pad_examples(rows, policy.format.pad_id).to(compute.device)
     with compute.autocast():
         logprobs_BT = policy.forward_response(batch, 1.0).logprobs_BT
     return sequence_sums(logprobs_BT, batch.response_mask_BT)
+
+
+def _one_side(policy: Policy, rows: Sequence[TokenizedExample], micro: Sequence[int], compute: Compute) -> Tensor:
+    """Summed log-probabilities of a pass over single rows that makes no gradient."""
+    part = [rows[index] for index in micro]
+    with one_pass(micro, _tokens(part)):
+        return _row_sums(policy, part, compute).logprobs_B
 
 
 def _pair_sums(policy: Policy, units: JudgedUnits, compute: Compute) -> tuple[PairSums, PairSums]:

@@ -11,8 +11,10 @@ from tether.config import DirectConfig
 from tether.data.judged import JudgedUnits, judged_answers, judged_pairs, with_mismatched
 from tether.data.lengths import LengthReport
 from tether.data.load import load_rows
+from tether.errors import DataError
 from tether.models.adapters import LoraSpec
 from tether.records import read_comparisons, read_feedback
+from tether.rollout.plain import position_limit
 from tether.run.context import Context, build_stage, load_policy, stage_hashes
 from tether.run.direct import HeldOutPreference, kto_weights_of, num_steps, train_direct
 from tether.run.reward_model import split_by_prompt
@@ -37,24 +39,45 @@ class PreparedUnits:
 
 
 def prepare_units(
-    records: Sequence[Comparison] | Sequence[Feedback], config: DirectConfig, format: ChatFormat, source: str, seed: int
+    records: Sequence[Comparison] | Sequence[Feedback],
+    config: DirectConfig,
+    format: ChatFormat,
+    source: str,
+    seed: int,
+    positions: int | None = None,
 ) -> PreparedUnits:
-    """Tokenise, limit, and split by prompt. Comparisons for pairs; for kto judged answers, matched with others inside each side."""
+    """Tokenise, limit, and split by prompt. Comparisons for pairs; for kto judged answers, matched with others inside each side.
+
+    ``positions``: most tokens that the model takes. Raises DataError for rows within max_length that it does not.
+    """
     if config.kind == "kto":
         units, report = judged_answers([r for r in records if isinstance(r, Feedback)], format, config.max_length, source)
     else:
         units, report = judged_pairs([r for r in records if isinstance(r, Comparison)], format, config.max_length, source)
-    training, held_out = _split(units, config.held_out_share, seed)
+    longest = max(len(row.token_ids) for row in (*units.first, *units.second))
+    if positions is not None and longest > positions:
+        raise DataError(
+            f"{source}: rows of up to {longest} tokens exceed the {positions} positions of the model; set max_length = {positions}"
+        )
+    training, held_out = _split(units, config, source, seed)
     if config.kind == "kto":
         training = with_mismatched(training, config.max_length, source, seed)
         held_out = held_out and with_mismatched(held_out, config.max_length, f"{source}, held-out part", seed)
     return PreparedUnits(training, held_out, report)
 
 
-def _split(units: JudgedUnits, share: float, seed: int) -> tuple[JudgedUnits, JudgedUnits | None]:
-    if share == 0:
+def _split(units: JudgedUnits, config: DirectConfig, source: str, seed: int) -> tuple[JudgedUnits, JudgedUnits | None]:
+    """By prompt; at least one prompt on either side, for kto two, because its answers are matched with those to other prompts."""
+    if config.held_out_share == 0:
         return units, None
-    training, held_out = split_by_prompt(range(len(units)), units.keys, share, seed)
+    prompts, least = len(set(units.keys)), 2 if config.kind == "kto" else 1
+    held = max(least, round(config.held_out_share * prompts))
+    if prompts - held < least:
+        raise DataError(
+            f"{source}: held_out_share = {config.held_out_share} of {prompts} prompts leaves {max(prompts - held, 0)} to train on, and "
+            f"{config.kind} needs {least} there and {least} held out; add prompts, or change held_out_share (0 holds none out)"
+        )
+    training, held_out = split_by_prompt(range(len(units)), units.keys, held / prompts, seed)
     return units.take(training), units.take(held_out)
 
 
@@ -68,7 +91,8 @@ def direct_stage(context: Context, name: str, start: Path) -> Path:
         policy = load_policy(context, start, lora=lora)
         rows = load_rows(config.data.path, config.data.split, config.data.limit)
         records = read_feedback(rows.rows, rows.source) if config.kind == "kto" else read_comparisons(rows.rows, rows.source)
-        units = prepare_units(records, config, policy.format, rows.source, context.config.seed)
+        positions = position_limit(policy.config.get_text_config().to_dict())
+        units = prepare_units(records, config, policy.format, rows.source, context.config.seed, positions)
         recorder = context.recorder(stage, num_steps(len(units.training), config))
         recorder.message(f"{stage}: {units}")
         if config.kind == "kto":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,18 +20,20 @@ from tether.models.reference import Reference
 from tether.rewards.rubric import Rubric
 from tether.rollout.local import LocalSampler
 from tether.rollout.rollouter import collect
+from tether.run.attempts import Attempts, attempts
 from tether.stats import bootstrap_mean, paired_bootstrap
 from tether.text.chat import sampled_example
-from tether.types import Prompt, Rollout, Sampling
+from tether.types import Prompt, Rollout, RolloutGroup, Sampling
 
-__all__ = ["EvaluatedPolicy", "Gain", "evaluate_policy", "gain"]
+__all__ = ["EvaluatedPolicy", "Gain", "ask", "evaluate_policy", "gain", "summarise"]
 
 _EVALUATION_STEP = 0  # training steps count from 1, so held-out randomness never meets training randomness
 
 
 @dataclass(frozen=True)
 class EvaluatedPolicy:
-    """What held-out prompts say of one policy. ``scores_by_prompt``: mean over the prompt's samples, in prompt order."""
+    """What held-out prompts say of one policy. ``scores_by_prompt``: mean over the prompt's samples, in prompt order. ``attempts``: where
+    there are several samples and every score is 0 or 1."""
 
     name: str
     score: str
@@ -49,6 +51,8 @@ class EvaluatedPolicy:
     components: Mapping[str, float]
     proxies: Mapping[str, float]
     samples: tuple[Mapping[str, Any], ...]
+    attempts: Attempts | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -89,16 +93,39 @@ def evaluate_policy(
 
     ``proxies`` are the training rewards by stage name, reported beside the independent score and never part of it.
     """
+    groups = ask(policy, sampler, prompts, score, config, seed)
+    return summarise(name, policy, reference, groups, score, proxies, config, compute, seed)
+
+
+def ask(
+    policy: Policy, sampler: LocalSampler, prompts: Sequence[Prompt], score: Rubric, config: EvaluateConfig, seed: int
+) -> list[RolloutGroup]:
+    """The policy's scored answers, in the order of the prompts."""
     sampling = Sampling(config.sampling.max_new_tokens, config.sampling.temperature)
     rollouts = collect(
         prompts, sampler, sampling, policy.format, num_samples=config.samples_per_prompt, run_seed=seed, step=_EVALUATION_STEP
     )
-    groups = score.score(rollouts)
+    return score.score(rollouts)
+
+
+def summarise(
+    name: str,
+    policy: Policy,
+    reference: Reference | None,
+    groups: Sequence[RolloutGroup],
+    score: Rubric,
+    proxies: Mapping[str, Rubric],
+    config: EvaluateConfig,
+    compute: Compute,
+    seed: int,
+) -> EvaluatedPolicy:
+    """The numbers of scored answers. ``seed`` is of the bootstrap."""
     by_prompt = tuple(float(np.nanmean(group.scores)) if not all(map(math.isnan, group.scores)) else math.nan for group in groups)
     finite = np.array([value for value in by_prompt if not math.isnan(value)])
     interval = bootstrap_mean(finite, confidence=config.confidence, seed=seed)
+    rollouts = [group.rollouts for group in groups]
     flat = [rollout for group in rollouts for rollout in group]
-    units = None if reference is None else _kl(policy, reference, flat, sampling.temperature, compute)
+    units = None if reference is None else _kl(policy, reference, flat, config.sampling.temperature, compute)
     return EvaluatedPolicy(
         name=name,
         score=config.score,
@@ -106,7 +133,7 @@ def evaluate_policy(
         low=interval.low,
         high=interval.high,
         num_prompts=len(finite),
-        samples_per_prompt=config.samples_per_prompt,
+        samples_per_prompt=len(groups[0].rollouts),
         confidence=config.confidence,
         response_length=float(np.mean([len(r.completion.token_ids) for r in flat])),
         truncated_share=float(np.mean([r.truncated for r in flat])),
@@ -115,16 +142,19 @@ def evaluate_policy(
         scores_by_prompt=by_prompt,
         components=_component_means(groups),
         proxies={stage: _mean_score(rubric.score(rollouts)) for stage, rubric in proxies.items()},
-        samples=tuple(
-            {
-                "prompt": g.rollouts[0].prompt.question,
-                "completion": g.rollouts[0].text,
-                "score": g.scores[0],
-                "stop_reason": str(g.rollouts[0].completion.stop_reason),
-            }
-            for g in groups
-        ),
+        samples=tuple(map(_first_sample, groups)),
+        attempts=attempts(groups, score.parts[0][2], confidence=config.confidence, seed=seed),
     )
+
+
+def _first_sample(group: RolloutGroup) -> dict[str, Any]:
+    first = group.rollouts[0]
+    return {
+        "prompt": first.prompt.question,
+        "completion": first.text,
+        "score": group.scores[0],
+        "stop_reason": str(first.completion.stop_reason),
+    }
 
 
 def gain(before: EvaluatedPolicy, after: EvaluatedPolicy, seed: int) -> Gain:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tether.rewards.build import build_part, build_rubric
 from tether.rewards.rubric import Rubric
 from tether.run.context import Context, load_policy, load_scorer, sampler_for, stage_hashes
 from tether.run.evaluate import EvaluatedPolicy, Gain, evaluate_policy, gain
+from tether.run.provenance import provenance_of
 
 __all__ = ["evaluate_stage"]
 
@@ -41,20 +42,11 @@ def evaluate_stage(context: Context, start: Path, policies: Mapping[str, Path], 
         policy = load_policy(context, path)
         sampler = sampler_for(context, policy, config.sampling.max_rows)
         used = proxies if name == "start" else {stage: proxy for stage, proxy in proxies.items() if stage == name}
-        results.append(
-            evaluate_policy(
-                name,
-                policy,
-                None if name == "start" else reference,
-                sampler,
-                prompts,
-                score,
-                used,
-                config,
-                context.compute,
-                context.config.seed,
-            )
-        )
+        own_reference = None if name == "start" else reference
+        seed = context.config.seed
+        found = evaluate_policy(name, policy, own_reference, sampler, prompts, score, used, config, context.compute, seed)
+        made = provenance_of(policy, config, context.compute, data_sha256=rows.sha256, num_prompts=len(prompts), seeds=[seed])
+        results.append(replace(found, provenance=made))
         context.observer.step("evaluate", len(results), {})
     gains = [gain(results[0], result, context.config.seed) for result in results[1:]]
     evaluation = {

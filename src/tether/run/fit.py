@@ -91,7 +91,7 @@ def check_judged(
     base: Base, records: Sequence[Comparison] | Sequence[Feedback], config: DirectConfig, source: str, seed: int
 ) -> None:
     """DataError for comparisons or judged answers that a direct preference loss could not be trained on."""
-    kto_weights_of(prepare_units(records, config, base.format, source, seed).training, config)
+    kto_weights_of(prepare_units(records, config, base.format, source, seed, base.positions).training, config)
 
 
 def check_lora(base: Base, model: ModelConfig) -> list[str]:

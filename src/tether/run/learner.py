@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,24 +19,27 @@ from tether.algorithms.experience import Experience, as_groups
 from tether.algorithms.kl_control import KLController
 from tether.algorithms.policy_gradient import LossSum, OnlineConfig, corrects_sampler, policy_loss, step_counts
 from tether.backends.compute import Compute
-from tether.backends.local import LocalWorker
+from tether.backends.local import LocalWorker, StepReport
+from tether.backends.memory_guard import one_pass
 from tether.config import ActorCriticConfig
 from tether.data.batches import PolicyBatch, TextBatch, pad_examples
 from tether.data.packing import microbatches, minibatches
 from tether.errors import RatioError
 from tether.maths.kl import exceeds_target_kl, kl_units
-from tether.maths.masked import masked_sum
+from tether.maths.masked import NonFiniteError, masked_sum, require_finite
 from tether.maths.policy_loss import PolicyStats
 from tether.metrics import MetricSums
 from tether.models.policy import Policy, ResponseOutput
 from tether.models.reference import Reference
 from tether.models.value import Critic
 from tether.run.describe import describe_round, describe_step, warn_of_negative_kl
+from tether.run.evidence import text_tensors
+from tether.run.guard import StepGuard
 from tether.run.rows import RolloutRow, check_rows, filler_after, part_tensors, policy_batch
 from tether.state import State
 from tether.text.chat import sampled_example
 
-__all__ = ["RATIO_TOLERANCE", "OnlineLearner"]
+__all__ = ["RATIO_TOLERANCE", "OnlineLearner", "packed_rows"]
 
 # Largest |new - old| log-probability (nats) allowed before the first update of a round. Both passes run the same microbatches
 # through the same weights, so float32 differs by nothing or by rounding; bfloat16 may round a kernel's sums differently.
@@ -51,7 +55,10 @@ class _Plan:
 
 
 class OnlineLearner:
-    """Any algorithm over the policy-gradient function, on one policy. State: weights, optimiser, beta, rounds done."""
+    """Any algorithm over the policy-gradient function, on one policy. State: weights, optimiser, beta, rounds done, what was refused.
+
+    ``folder``: of the run, and ``stage``: where a learner that stops for numbers that are not finite leaves the batch.
+    """
 
     def __init__(
         self,
@@ -63,12 +70,15 @@ class OnlineLearner:
         critic: Critic | None = None,
         seed: int = 0,
         total_rounds: int | None = None,
+        folder: Path | None = None,
+        stage: str = "",
     ) -> None:
         self.policy, self.reference, self.critic = policy, reference, critic
         self.config, self.compute = config, compute
         self.controller = KLController.from_config(config.kl)
         self._seed = seed
         self._round = 0
+        self.guard = StepGuard(compute.token_budget, config.optim.max_skipped_steps, folder=folder, stage=stage)
         steps = (total_rounds or config.steps) * config.epochs * config.minibatches
         modules = [policy] if critic is None else [policy, critic]
         head_rate = config.value_learning_rate if isinstance(config, ActorCriticConfig) else None
@@ -79,13 +89,31 @@ class OnlineLearner:
         """One round: old, reference and value passes; advantages; epochs of minibatches; the KL controller. Returns its metrics.
 
         ``part_weights``: weights of the reward parts that the rows carry (GDPO).
-        Raises RatioError when the policy moved before the first update, NumericsError when scores are not finite.
+        Where a number is not finite before the first update the round is skipped: its metrics say so. Raises RatioError when the policy
+        moved before the first update, NumericsError when scores are not finite or one step too many was skipped.
         """
         check_rows(rows)
-        metrics = MetricSums()
-        started = time.perf_counter()
         texts = pad_examples([sampled_example(row.query_ids, row.response_ids) for row in rows], self.policy.format.pad_id)
         texts = texts.to(self.compute.device)
+        try:
+            metrics = self.guard.memory.repeat(lambda: self._learn(rows, texts, part_weights), self.worker.discard)
+        except NonFiniteError as error:
+            return self.skip(str(error), texts)
+        self._round += 1
+        return metrics.means()
+
+    def skip(self, reason: str, texts: TextBatch | None = None) -> dict[str, float]:
+        """A round that updates nothing, for a reason that is said and counted. Returns its metrics."""
+        report = self.worker.refuse(reason, steps=self.config.epochs * self.config.minibatches)
+        self.guard.judge(report, self._round + 1, lambda: {} if texts is None else text_tensors(texts))
+        self._round += 1
+        return {"skipped_steps": 1.0, "optimiser_steps": 0.0, "beta": self.beta, "learning_rate": report.learning_rate}
+
+    def _learn(self, rows: Sequence[RolloutRow], texts: TextBatch, part_weights: Sequence[float]) -> MetricSums:
+        """The round. Nothing of it is kept when it begins again: up to the end of the first optimiser step, because the passes do not fit
+        and the old log-probabilities are of the same passes."""
+        metrics = MetricSums()
+        started = time.perf_counter()
         plan = self._plan(texts)
         experience = self._experience(rows, texts, plan, metrics, part_weights)
         annotated = annotate(experience, self.config, self.controller.beta)
@@ -97,8 +125,7 @@ class OnlineLearner:
         self._update(batch, plan, metrics)
         metrics.add("update_seconds", time.perf_counter() - started)
         self._advance_controller(experience)
-        self._round += 1
-        return metrics.means()
+        return metrics
 
     @property
     def beta(self) -> float:
@@ -108,13 +135,15 @@ class OnlineLearner:
     def state(self) -> State:
         """Weights, optimiser, beta and the number of rounds done (the reference is the start, and never changes)."""
         worker = self.worker.state()
-        return State(worker.tensors, {"worker": dict(worker.values), "beta": self.controller.beta, "rounds": self._round})
+        values = {"worker": dict(worker.values), "beta": self.controller.beta, "rounds": self._round}
+        return State(worker.tensors, {**values, "guard": dict(self.guard.state().values)})
 
     def restore(self, state: State) -> None:
         """Go on from ``state``."""
         self.worker.restore(State(state.tensors, state.values["worker"]))
         self.controller = replace(self.controller, beta=float(state.values["beta"]))
         self._round = int(state.values["rounds"])
+        self.guard.restore(State(values=state.values["guard"]))
 
     # -- the round's frozen facts --------------------------------------------------------------------------------------------
 
@@ -125,8 +154,7 @@ class OnlineLearner:
         for _ in range(self.config.epochs):
             steps: list[tuple[tuple[int, ...], ...]] = []
             for step_rows in minibatches(len(lengths), min(self.config.minibatches, len(lengths)), generator):
-                packed = microbatches([lengths[row] for row in step_rows], self.compute.token_budget)
-                steps.append(tuple(tuple(step_rows[i] for i in micro) for micro in packed))
+                steps.append(packed_rows(step_rows, lengths, self.guard.memory.token_budget))
             epochs.append(tuple(steps))
         return _Plan(tuple(epochs))
 
@@ -143,9 +171,11 @@ class OnlineLearner:
             index = torch.tensor(micro, device=mask_BT.device)
             part = texts.rows(micro)
             width = part.token_ids_BT.shape[1]
-            output = self._forward(part, entropy=True)
-            with self.compute.autocast():
-                ref_BT[index, :width] = self.reference.logprobs(part, self.config.sampling.temperature)
+            with one_pass(micro, part.token_ids_BT.numel()):
+                output = self._forward(part, entropy=True)
+                require_finite("old_logprobs", output.logprobs_BT, part.response_mask_BT)
+                with self.compute.autocast():
+                    ref_BT[index, :width] = self.reference.logprobs(part, self.config.sampling.temperature)
             assert output.entropy_BT is not None
             metrics.add("entropy", float(masked_sum(output.entropy_BT, part.response_mask_BT)), float(part.response_mask_BT.sum()))
             old_BT[index, :width] = output.logprobs_BT
@@ -197,16 +227,40 @@ class OnlineLearner:
     # -- the update ----------------------------------------------------------------------------------------------------------
 
     def _update(self, batch: PolicyBatch, plan: _Plan, metrics: MetricSums) -> None:
-        first, stopped = True, False
-        for epoch in plan.epochs:
-            for step in epoch:
-                stopped = not self._optimiser_step(batch, step, metrics, check_ratio=first)
-                first = False
-                if stopped:
-                    break
-            if stopped:
+        stopped = False
+        lengths = batch.text.lengths()
+        for number, step in enumerate(step for epoch in plan.epochs for step in epoch):
+            go_on = self._try_step(batch, step, metrics) if number == 0 else self._fitted_step(batch, step, lengths, metrics)
+            if stopped := not go_on:
                 break
         metrics.add("stopped_early", float(stopped))
+
+    def _try_step(self, batch: PolicyBatch, step: tuple[tuple[int, ...], ...], metrics: MetricSums, *, first: bool = True) -> bool:
+        """An optimiser step, or its refusal. False when no further one may follow."""
+        try:
+            return self._optimiser_step(batch, step, metrics, check_ratio=first)
+        except NonFiniteError as error:
+            self._judge(self.worker.refuse(str(error)), batch, metrics)
+            return True
+
+    def _fitted_step(
+        self, batch: PolicyBatch, step: tuple[tuple[int, ...], ...], lengths: Sequence[int], metrics: MetricSums
+    ) -> bool:
+        """A later optimiser step, in smaller passes than planned where memory has since asked for that."""
+        memory = self.guard.memory
+
+        def attempt() -> bool:
+            fitting = tuple(part for micro in step for part in packed_rows(micro, lengths, memory.token_budget))
+            return self._try_step(batch, fitting, metrics, first=False)
+
+        return memory.repeat(attempt, self.worker.discard)
+
+    def _judge(self, report: StepReport, batch: PolicyBatch, metrics: MetricSums) -> None:
+        metrics.add("grad_norm", report.grad_norm)
+        metrics.add("learning_rate", report.learning_rate)
+        metrics.add("skipped_steps", 0.0 if report.applied else 1.0)
+        metrics.add("optimiser_steps", 1.0 if report.applied else 0.0)
+        self.guard.judge(report, self._round + 1, lambda: _tensors(batch))
 
     def _optimiser_step(self, batch: PolicyBatch, step: tuple[tuple[int, ...], ...], metrics: MetricSums, *, check_ratio: bool) -> bool:
         """One optimiser step over its microbatches; False when target_kl forbids it (nothing is applied then)."""
@@ -215,20 +269,18 @@ class OnlineLearner:
         stats: PolicyStats | None = None
         losses: list[LossSum] = []
         for micro in step:
-            loss = self._microbatch(batch.rows(micro), metrics, check_ratio=check_ratio)
+            part = batch.rows(micro)
+            with one_pass(micro, part.text.token_ids_BT.numel()):
+                loss = self._microbatch(part, metrics, check_ratio=check_ratio)
+                self.worker.accumulate(loss.value_term(counts, self.config) if self._pretrains_value else loss.total(self.config, counts))
             stats = loss.stats if stats is None else stats + loss.stats
-            self.worker.accumulate(loss.value_term(counts, self.config) if self._pretrains_value else loss.total(self.config, counts))
             losses.append(loss)
         assert stats is not None
         if self.config.target_kl is not None and exceeds_target_kl(stats.means().approx_kl_k3, self.config.target_kl):
             self.worker.discard()
             return False
-        report = self.worker.step()
         describe_step(metrics, losses, stats, counts, self.config)
-        metrics.add("grad_norm", report.grad_norm)
-        metrics.add("learning_rate", report.learning_rate)
-        metrics.add("skipped_steps", 0.0 if report.applied else 1.0)
-        metrics.add("optimiser_steps", 1.0 if report.applied else 0.0)
+        self._judge(self.worker.step(), batch, metrics)
         return True
 
     def _microbatch(self, batch: PolicyBatch, metrics: MetricSums, *, check_ratio: bool) -> LossSum:
@@ -254,6 +306,7 @@ class OnlineLearner:
 
     def _check_first_ratio(self, logprobs_BT: Tensor, batch: PolicyBatch, metrics: MetricSums) -> None:
         """Before the first update the policy is the old policy: every ratio is 1 (algorithms.md 1.3)."""
+        require_finite("logprobs", logprobs_BT.detach(), batch.text.response_mask_BT)
         gap_BT = torch.where(batch.text.response_mask_BT, (logprobs_BT.detach() - batch.old_logprobs_BT).abs(), 0.0)
         worst = float(gap_BT.max())
         metrics.add("first_ratio_error", worst)
@@ -269,3 +322,21 @@ class OnlineLearner:
     def _advance_controller(self, experience: Experience) -> None:
         units = kl_units(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT)
         self.controller = self.controller.observed(float(units.seq_sum_mean_nats), len(experience.scores_B))
+
+
+def packed_rows(rows: Sequence[int], lengths: Sequence[int], token_budget: int) -> tuple[tuple[int, ...], ...]:
+    """Those rows in passes within the budget. Rows that fit together, longest first, stay as they are."""
+    return tuple(tuple(rows[i] for i in micro) for micro in microbatches([lengths[row] for row in rows], token_budget))
+
+
+def _tensors(batch: PolicyBatch) -> dict[str, Tensor]:
+    """A round by name, for evidence."""
+    named = {
+        "old_logprobs": batch.old_logprobs_BT,
+        "ref_logprobs": batch.ref_logprobs_BT,
+        "sampler_logprobs": batch.sampler_logprobs_BT,
+        "advantages": batch.advantages_BT,
+        "returns": batch.returns_BT,
+        "old_values": batch.old_values_BT,
+    }
+    return {**text_tensors(batch.text), **{name: tensor for name, tensor in named.items() if tensor is not None}}

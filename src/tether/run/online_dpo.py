@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,18 +18,21 @@ from torch import Tensor
 from tether.algorithms.direct_preference import LossSum, PairSums, PreferenceSpec, pair_loss, sequence_sums
 from tether.algorithms.experience import Experience, as_groups
 from tether.backends.compute import Compute
-from tether.backends.local import LocalWorker
+from tether.backends.local import LocalWorker, StepReport
+from tether.backends.memory_guard import one_pass
 from tether.config import OnlineDPOConfig
 from tether.data.batches import TextBatch, pad_examples
-from tether.data.packing import microbatches, minibatches
+from tether.data.packing import minibatches
 from tether.errors import ConfigError, RatioError
-from tether.maths.masked import masked_sum
+from tether.maths.masked import NonFiniteError, masked_sum, require_finite
 from tether.metrics import MetricSums
 from tether.models.policy import Policy
 from tether.models.reference import Reference
 from tether.run.describe import describe_sampled, warn_of_negative_kl
 from tether.run.direct import describe_preference
-from tether.run.learner import RATIO_TOLERANCE
+from tether.run.evidence import text_tensors
+from tether.run.guard import StepGuard
+from tether.run.learner import RATIO_TOLERANCE, packed_rows
 from tether.run.rows import RolloutRow, check_rows, sampler_logprobs
 from tether.state import State
 from tether.text.chat import sampled_example
@@ -74,7 +78,8 @@ class _Plan:
 
 
 class OnlineDPOLearner:
-    """Online DPO on one policy. State: weights, optimiser, reference, rounds done."""
+    """Online DPO on one policy. State: weights, optimiser, reference, rounds done, what was refused. ``folder``, ``stage``: as in
+    ``OnlineLearner``."""
 
     def __init__(
         self,
@@ -85,6 +90,8 @@ class OnlineDPOLearner:
         *,
         seed: int = 0,
         total_rounds: int | None = None,
+        folder: Path | None = None,
+        stage: str = "",
     ) -> None:
         if config.refresh_reference and reference.follows_policy:
             raise ConfigError(
@@ -95,6 +102,7 @@ class OnlineDPOLearner:
         self._spec = PreferenceSpec.online(config)
         self._seed = seed
         self._round = 0
+        self.guard = StepGuard(compute.token_budget, config.optim.max_skipped_steps, folder=folder, stage=stage)
         self.worker = LocalWorker([policy], config.optim, (total_rounds or config.steps) * config.epochs * config.minibatches)
 
     @property
@@ -105,15 +113,34 @@ class OnlineDPOLearner:
     def learn(self, rows: Sequence[RolloutRow], part_weights: Sequence[float] = ()) -> dict[str, float]:
         """One round: pairs, old and reference passes, epochs of minibatches of pairs. Without a pair nothing is updated; returns metrics.
 
-        Raises RatioError when the policy moved before the first update, NumericsError when scores are not finite.
+        Where a number is not finite before the first update the round is skipped: its metrics say so. Raises RatioError when the policy
+        moved before the first update, NumericsError when scores are not finite or one step too many was skipped.
         """
         check_rows(rows)
+        texts = pad_examples([sampled_example(row.query_ids, row.response_ids) for row in rows], self.policy.format.pad_id)
+        texts = texts.to(self.compute.device)
+        try:
+            metrics = self.guard.memory.repeat(lambda: self._learn(rows, texts), self.worker.discard)
+        except NonFiniteError as error:
+            return self.skip(str(error), texts)
+        self._round += 1
+        self._perhaps_refresh()
+        return metrics.means()
+
+    def skip(self, reason: str, texts: TextBatch | None = None) -> dict[str, float]:
+        """A round that updates nothing, for a reason that is said and counted. Returns its metrics."""
+        report = self.worker.refuse(reason, steps=self.config.epochs * self.config.minibatches)
+        self.guard.judge(report, self._round + 1, lambda: {} if texts is None else text_tensors(texts))
+        self._round += 1
+        self._perhaps_refresh()
+        return {"skipped_steps": 1.0, "optimiser_steps": 0.0, "beta": self.beta, "learning_rate": report.learning_rate}
+
+    def _learn(self, rows: Sequence[RolloutRow], texts: TextBatch) -> MetricSums:
+        """The round, from its start each time that it does not fit before the first update."""
         metrics = MetricSums()
         started = time.perf_counter()
         chosen = best_against_worst(rows, self.config.min_gap)
         metrics.add("tie_share", float(chosen.num_groups - len(chosen.pairs)), float(chosen.num_groups))
-        texts = pad_examples([sampled_example(row.query_ids, row.response_ids) for row in rows], self.policy.format.pad_id)
-        texts = texts.to(self.compute.device)
         plan = self._plan(texts, chosen)
         experience = self._experience(rows, texts, plan, chosen, metrics)
         metrics.add("annotate_seconds", time.perf_counter() - started)
@@ -124,18 +151,16 @@ class OnlineDPOLearner:
             metrics.add("pair_gap", sum(chosen.gaps), len(chosen.gaps))
             self._update(texts, experience, plan, chosen, metrics)
         else:
-            metrics.add("optimiser_steps", 0.0)
+            metrics.update({"optimiser_steps": 0.0, "skipped_steps": 0.0})
         metrics.add("update_seconds", time.perf_counter() - started)
-        self._round += 1
-        self._perhaps_refresh()
-        return metrics.means()
+        return metrics
 
     def state(self) -> State:
         """Weights, optimiser, rounds done, and the weights of a reference that is refreshed."""
         worker = self.worker.state()
         kept = self.reference.weights() if self.config.refresh_reference else {}
         tensors = {**worker.tensors, **{f"reference/{name}": tensor for name, tensor in kept.items()}}
-        return State(tensors, {"worker": dict(worker.values), "rounds": self._round})
+        return State(tensors, {"worker": dict(worker.values), "rounds": self._round, "guard": dict(self.guard.state().values)})
 
     def restore(self, state: State) -> None:
         """Go on from ``state``."""
@@ -146,19 +171,21 @@ class OnlineDPOLearner:
         if self.config.refresh_reference:
             self.reference.load_weights(kept)
         self._round = int(state.values["rounds"])
+        self.guard.restore(State(values=state.values["guard"]))
 
     # -- the round's frozen facts --------------------------------------------------------------------------------------------
 
     def _plan(self, texts: TextBatch, chosen: Chosen) -> _Plan:
         generator = torch.Generator().manual_seed((self._seed * 1_000_003 + self._round) % 2**63)
         lengths = texts.lengths()
-        pair_lengths = [max(lengths[best], lengths[worst]) for best, worst in chosen.pairs]
+        pair_lengths = _pair_lengths(lengths, chosen)
+        budget = self.guard.memory.token_budget
         epochs = []
         for _ in range(self.config.epochs):
             steps = minibatches(len(pair_lengths), min(self.config.minibatches, max(1, len(pair_lengths))), generator)
-            epochs.append(tuple(_packed(step, pair_lengths, max(self.compute.token_budget // 2, 1)) for step in steps))
+            epochs.append(tuple(packed_rows(step, pair_lengths, max(budget // 2, 1)) for step in steps))
         paired = {row for pair in chosen.pairs for row in pair}
-        return _Plan(tuple(epochs), _packed([r for r in range(len(lengths)) if r not in paired], lengths, self.compute.token_budget))
+        return _Plan(tuple(epochs), packed_rows([r for r in range(len(lengths)) if r not in paired], lengths, budget))
 
     @torch.no_grad()
     def _experience(
@@ -167,11 +194,11 @@ class OnlineDPOLearner:
         mask_BT = texts.response_mask_BT
         old_BT = torch.zeros(mask_BT.shape, dtype=torch.float32, device=mask_BT.device)
         ref_BT = old_BT.clone()
-        in_pairs = tuple(_sides(micro, chosen) for step in plan.epochs[0] for micro in step)
-        for micro in (*in_pairs, *plan.others):
+        in_pairs = [(micro, _sides(micro, chosen)) for step in plan.epochs[0] for micro in step]
+        for units, micro in (*in_pairs, *((others, others) for others in plan.others)):
             part = texts.rows(micro)
             index, width = torch.tensor(micro, device=mask_BT.device), part.token_ids_BT.shape[1]
-            with self.compute.autocast():
+            with one_pass(units, part.token_ids_BT.numel()), self.compute.autocast():
                 output = self.policy.forward_response(part, self.config.sampling.temperature, entropy=True)
                 ref_BT[index, :width] = self.reference.logprobs(part, self.config.sampling.temperature)
             assert output.entropy_BT is not None
@@ -194,19 +221,37 @@ class OnlineDPOLearner:
     # -- the update ----------------------------------------------------------------------------------------------------------
 
     def _update(self, texts: TextBatch, experience: Experience, plan: _Plan, chosen: Chosen, metrics: MetricSums) -> None:
-        first = True
-        for step in (step for epoch in plan.epochs for step in epoch):
-            num_pairs = sum(len(micro) for micro in step)
-            losses = []
+        pair_lengths, memory = _pair_lengths(texts.lengths(), chosen), self.guard.memory
+        for number, step in enumerate(step for epoch in plan.epochs for step in epoch):
+
+            def attempt(step: _Passes = step, first: bool = number == 0) -> None:
+                fitting = tuple(part for micro in step for part in packed_rows(micro, pair_lengths, max(memory.token_budget // 2, 1)))
+                report = self._optimiser_step(texts, experience, fitting, chosen, metrics, check_ratio=first)
+                metrics.update({"grad_norm": report.grad_norm, "learning_rate": report.learning_rate})
+                metrics.update({"skipped_steps": float(not report.applied), "optimiser_steps": float(report.applied)})
+                self.guard.judge(report, self._round + 1, lambda: text_tensors(texts) | {"scores": experience.scores_B})
+
+            if number == 0:
+                attempt()  # where it does not fit the round begins again, old log-probabilities included
+            else:
+                memory.repeat(attempt, self.worker.discard)
+
+    def _optimiser_step(
+        self, texts: TextBatch, experience: Experience, step: _Passes, chosen: Chosen, metrics: MetricSums, *, check_ratio: bool
+    ) -> StepReport:
+        num_pairs = sum(len(micro) for micro in step)
+        losses = []
+        try:
             for micro in step:
-                loss = self._microbatch(texts, experience, _sides(micro, chosen), metrics, check_ratio=first)
-                self.worker.accumulate(loss.total / num_pairs)
+                rows = _sides(micro, chosen)
+                with one_pass(micro, len(rows) * max(texts.rows(rows).lengths())):
+                    loss = self._microbatch(texts, experience, rows, metrics, check_ratio=check_ratio)
+                    self.worker.accumulate(loss.total / num_pairs)
                 losses.append(LossSum(loss.total.detach(), loss.stats))
-            first = False
-            report = self.worker.step()
-            describe_preference(metrics, losses)
-            metrics.update({"grad_norm": report.grad_norm, "learning_rate": report.learning_rate})
-            metrics.update({"skipped_steps": float(not report.applied), "optimiser_steps": float(report.applied)})
+        except NonFiniteError as error:
+            return self.worker.refuse(str(error))
+        describe_preference(metrics, losses)
+        return self.worker.step()
 
     def _microbatch(
         self, texts: TextBatch, experience: Experience, rows: tuple[int, ...], metrics: MetricSums, *, check_ratio: bool
@@ -226,6 +271,7 @@ class OnlineDPOLearner:
 
     def _check_first_ratio(self, logprobs_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, metrics: MetricSums) -> None:
         """Before the first update the policy is the one that was read for the old log-probabilities."""
+        require_finite("logprobs", logprobs_BT.detach(), mask_BT)
         worst = float(torch.where(mask_BT, (logprobs_BT.detach() - old_BT).abs(), 0.0).max())
         metrics.add("first_ratio_error", worst)
         if not worst <= RATIO_TOLERANCE[self.compute.dtype]:
@@ -236,9 +282,9 @@ class OnlineDPOLearner:
             )
 
 
-def _packed(members: Sequence[int], lengths: Sequence[int], budget: int) -> _Passes:
-    """Those members in passes within the budget."""
-    return tuple(tuple(members[i] for i in micro) for micro in microbatches([lengths[member] for member in members], budget))
+def _pair_lengths(lengths: Sequence[int], chosen: Chosen) -> list[int]:
+    """The longer side of every pair."""
+    return [max(lengths[best], lengths[worst]) for best, worst in chosen.pairs]
 
 
 def _sides(pairs: Sequence[int], chosen: Chosen) -> tuple[int, ...]:

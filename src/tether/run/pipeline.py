@@ -7,6 +7,7 @@ inspected alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tether.data.lengths import (
     limit_prompts,
 )
 from tether.data.load import load_rows
-from tether.errors import Interrupted
+from tether.errors import Interrupted, Paused
 from tether.events import EventLog
 from tether.models.adapters import LoraSpec
 from tether.models.policy import Policy, ValueHead
@@ -32,7 +33,10 @@ from tether.models.reward import RewardModel
 from tether.models.value import Critic, critic_from_reward_model
 from tether.records import read_comparisons, read_demonstrations, read_prompts
 from tether.rewards.build import build_rubric
-from tether.run.context import Context, build_stage, load_policy, load_scorer, sampler_for, stage_hashes
+from tether.run.cards import write_cards
+from tether.run.checks.evidence import acknowledge as acknowledge_alarms
+from tether.run.checks.stage import watch_for
+from tether.run.context import Context, build_stage, load_policy, load_scorer, proof_for, sampler_for, stage_hashes
 from tether.run.direct_stage import direct_stage
 from tether.run.evaluate_stage import evaluate_stage
 from tether.run.folder import RunFolder, sha256_text
@@ -48,6 +52,8 @@ from tether.run.sft import num_steps as sft_steps
 from tether.run.sft import sft
 from tether.run.signals import StopSignal
 from tether.run.warnings import Warnings, warnings_of_run
+from tether.run.watchdog import Watchdog
+from tether.trackers import Mirror
 from tether.types import Prompt
 
 __all__ = ["RunResult", "run"]
@@ -63,28 +69,54 @@ class RunResult:
 
 
 def run(
-    config: RunConfig, *, observer: Observer | None = None, fresh: bool = False, accept_changes: bool = False
+    config: RunConfig,
+    *,
+    observer: Observer | None = None,
+    fresh: bool = False,
+    accept_changes: bool = False,
+    acknowledge: bool = False,
 ) -> RunResult:
     """Run the stages of ``config``; write the report. Finished stages in its folder are reused, an interrupted one goes on from its
-    newest checkpoint, unless that was made from other settings, data or code (``accept_changes`` goes on all the same).
+    newest checkpoint, unless that was made from other settings, data or code (``accept_changes`` goes on all the same). ``acknowledge``:
+    a person has seen the alarms of its checks, and they do not stop it again.
 
     Raises the errors of the stages (ConfigError, DataError, ModelError, ...), and RunError when the folder holds another run.
     """
     with warnings_of_run(observer or Quiet()) as warnings:
         compute = resolve_compute(config.compute)
-        preflight(config)
         said = (observer or Quiet()).message
-        with RunLock(config.folder), StopSignal(said) as stop:
-            return _run(config, observer or Quiet(), warnings, compute, stop, fresh=fresh, accept_changes=accept_changes)
+        with ExitStack() as held:
+            if config.folder.exists():  # another process is told at once; a run that cannot start leaves no folder
+                held.enter_context(RunLock(config.folder))
+                preflight(config)
+            else:
+                preflight(config)
+                held.enter_context(RunLock(config.folder))
+            stop = held.enter_context(StopSignal(said))
+            held.enter_context(Watchdog(config.hang_limit_s, stops=config.hang_stops))
+            told = {"fresh": fresh, "accept_changes": accept_changes, "acknowledge": acknowledge}
+            return _run(config, observer or Quiet(), warnings, compute, stop, **told)
 
 
 def _run(
-    config: RunConfig, observer: Observer, warnings: Warnings, compute: Compute, stop: StopSignal, *, fresh: bool, accept_changes: bool
+    config: RunConfig,
+    observer: Observer,
+    warnings: Warnings,
+    compute: Compute,
+    stop: StopSignal,
+    *,
+    fresh: bool,
+    accept_changes: bool,
+    acknowledge: bool,
 ) -> RunResult:
     folder = RunFolder(config, stage_hashes(config), fresh=fresh)
     log = EventLog(folder.path / "events.jsonl")
+    if acknowledge and (seen := acknowledge_alarms(folder.path / "alarms")):
+        log.write("alarms_acknowledged", alarms=seen)
     log.write("run_started", name=config.name, config_sha256=sha256_text(folder.config_text))
     warnings.keep_in(log)
+    mirror = Mirror(config.report_to, config.name, folder.path, config.model_dump(mode="json"))
+    log.listen(mirror)
     context = Context(config, folder, log, observer, compute, warnings, stop, accept_changes)
     try:
         _say_what_is_used(context)
@@ -93,12 +125,18 @@ def _run(
         policies = {name: _rl_stage(context, name, start, reward_model) for name in config.rl}
         policies |= {name: direct_stage(context, name, start) for name in config.direct}
         evaluation = evaluate_stage(context, start, policies, reward_model)
+        write_cards(config, folder.path)
         report = _report(context)
         log.write("run_finished")
     except (KeyboardInterrupt, Interrupted):
         log.write("interrupted")
         raise
+    except Paused:
+        log.write("interrupted", reason="alarm")
+        raise
     finally:
+        context.settle()
+        mirror.close()
         log.close()
     return RunResult(folder.path, report, evaluation)
 
@@ -195,14 +233,17 @@ def _rl_stage(context: Context, name: str, start: Path, reward_model: Path | Non
         if config.max_prompt_tokens is not None:
             prompts = _within_limit(context, prompts, config, start, rows.source)
         if isinstance(config, OnlineDPOConfig):
-            learner = _online_dpo(context, config, start)
+            learner = _online_dpo(context, config, start, stage)
         else:
-            learner = _learner(context, config, start, reward_model)
+            learner = _learner(context, config, start, reward_model, stage)
         rubric = build_rubric(config.rewards, reward_model=load_scorer(context, reward_model))
         recorder = context.recorder(stage, config.steps)
-        sampler = context.journalled(sampler_for(context, learner.policy, config.sampling.max_rows), stage, config, rows.sha256)
-        keeper = context.keeper(recorder, config, rows.sha256)
-        last = rl(OnlineRun(learner, sampler, rubric, prompts, context.config.seed), recorder, keeper)
+        local = sampler_for(context, learner.policy, config.sampling.max_rows)
+        sampler = context.journalled(local, stage, config, rows.sha256)
+        proof = proof_for(context, learner.policy, local)
+        keeper = context.keeper(recorder, config, rows.sha256, {"answers": sampler})
+        watch = watch_for(context, learner, local, rubric, recorder, keeper)
+        last = rl(OnlineRun(learner, sampler, rubric, prompts, context.config.seed, proof), recorder, keeper, watch)
         keeper.close()
         learner.policy.save(folder)
         summary = {
@@ -237,11 +278,12 @@ def _policy_and_reference(context: Context, start: Path, value_head: ValueHead =
     return policy, reference
 
 
-def _online_dpo(context: Context, config: OnlineDPOConfig, start: Path) -> OnlineDPOLearner:
-    return OnlineDPOLearner(*_policy_and_reference(context, start), config, context.compute, seed=context.config.seed)
+def _online_dpo(context: Context, config: OnlineDPOConfig, start: Path, stage: str) -> OnlineDPOLearner:
+    parts, folder = _policy_and_reference(context, start), context.folder.path
+    return OnlineDPOLearner(*parts, config, context.compute, seed=context.config.seed, folder=folder, stage=stage)
 
 
-def _learner(context: Context, config: Any, start: Path, reward_model: Path | None) -> OnlineLearner:
+def _learner(context: Context, config: Any, start: Path, reward_model: Path | None, stage: str = "") -> OnlineLearner:
     shared = isinstance(config, ActorCriticConfig) and config.critic == "shared"
     policy, reference = _policy_and_reference(context, start, ValueHead.SHARED if shared else ValueHead.NONE)
     critic = None
@@ -250,7 +292,8 @@ def _learner(context: Context, config: Any, start: Path, reward_model: Path | No
     elif isinstance(config, ActorCriticConfig) and config.critic == "reward_model":
         assert reward_model is not None
         critic = critic_from_reward_model(RewardModel.load(reward_model)).to(context.compute.device)
-    return OnlineLearner(policy, reference, config, context.compute, critic=critic, seed=context.config.seed)
+    where = {"folder": context.folder.path, "stage": stage} if stage else {}  # a check of the learner leaves nothing behind
+    return OnlineLearner(policy, reference, config, context.compute, critic=critic, seed=context.config.seed, **where)
 
 
 def _report(context: Context) -> Path:

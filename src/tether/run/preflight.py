@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from tether.config import DataSource, DirectConfig, EvaluateConfig, RewardModelConfig, RolloutConfig, RunConfig
+from tether.config import ChecksConfig, DataSource, DirectConfig, EvaluateConfig, RewardModelConfig, RolloutConfig, RunConfig
 from tether.data.load import load_comparisons, load_demonstrations, load_feedback, load_prompts
 from tether.data.overlap import overlap_warnings
 from tether.errors import ConfigError, DataError, TetherError
 from tether.records import refuse_bad_rows
 from tether.rewards.build import build_part, build_rubric
 from tether.rewards.exact import ExactPart
+from tether.run.checks.stage import panel_prompts, panel_score
 from tether.run.fit import Base, check_comparisons, check_judged, check_lora, check_prompts, load_base, local_folder
 from tether.text.chat import Text
+from tether.trackers import require_trackers
 from tether.types import Failure, Prompt
 
 __all__ = ["preflight"]
@@ -67,6 +69,7 @@ def preflight(config: RunConfig) -> None:
     Raises ConfigError with every problem, each once. What cannot be looked at yet is a warning in the log.
     """
     found = _Findings()
+    found.attempt("report_to", lambda: require_trackers(config.report_to))
     base = found.attempt("model", lambda: _base(config.model.path, config))
     if base is not None and config.model.lora is not None:
         for odd in found.attempt("model.lora.targets", lambda: check_lora(base, config.model)) or ():
@@ -83,6 +86,8 @@ def preflight(config: RunConfig) -> None:
         held = _look_at_evaluation(found, config.evaluate, base)
         if overlap := overlap_warnings(asked, [p.text for p in held]):
             found.add("evaluate.prompts", "; ".join(overlap) + "; remove these rows from one of the two sets")
+    if config.checks is not None:
+        _look_at_checks(found, config, config.checks, base, asked)
     if problems := found.sentences():
         raise ConfigError(problems, f"the run {config.name}, found before training")
 
@@ -136,6 +141,20 @@ def _look_at_evaluation(found: _Findings, evaluate: EvaluateConfig, base: Base |
     if isinstance(part, ExactPart) and prompts:
         found.attempt("evaluate.score_params", lambda: _refuse_unreadable(part, source, prompts))
     return prompts
+
+
+def _look_at_checks(found: _Findings, config: RunConfig, checks: ChecksConfig, base: Base | None, asked: Sequence[Text]) -> None:
+    """The panel: its prompts fit the model and are held out, and its score can be computed on them."""
+    source = panel_prompts(config, checks)
+    prompts = (found.attempt("checks.prompts", lambda: load_prompts(source)) or [])[: checks.num_prompts]
+    budget = max((rl.sampling.max_new_tokens for rl in config.rl.values()), default=1)
+    if prompts and base is not None:
+        found.attempt("checks.prompts", lambda: check_prompts(base, prompts, source.path, budget))
+    if checks.prompts is not None and (overlap := overlap_warnings(asked, [p.text for p in prompts])):
+        found.add("checks.prompts", "; ".join(overlap) + "; remove these rows from one of the two sets")
+    part = found.attempt("checks.score_params", lambda: panel_score(checks, config.evaluate))
+    if isinstance(part, ExactPart) and prompts:
+        found.attempt("checks.score_params", lambda: _refuse_unreadable(part, source, prompts))
 
 
 def _look_at_part(found: _Findings, where: str, config: Any, source: DataSource, prompts: Sequence[Prompt]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tether.events import EventLog
+from tether.pulse import beat
 from tether.run.observer import Observer
 from tether.state import State
 
@@ -14,9 +16,13 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Writes every step to the log and shows it. State: the stage that is open, and ``last``, the metrics of its last step."""
+    """Writes every step to the log and shows it. State: the stage that is open, and ``last``, the metrics of its last step.
 
-    def __init__(self, log: EventLog, observer: Observer, stage: str, num_steps: int) -> None:
+    ``folder``: of the run, where a stage that stops leaves evidence; None for loops in a user's own process.
+    """
+
+    def __init__(self, log: EventLog, observer: Observer, stage: str, num_steps: int, folder: Path | None = None) -> None:
+        self.folder = folder
         self._log, self._observer = log, observer
         self.stage, self.num_steps = stage, num_steps
         self.last: dict[str, float] = {}
@@ -25,6 +31,7 @@ class Recorder:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Step ``step`` (from 1) with its registered metrics."""
+        beat(f"{self.stage}, after step {step}")
         self._log.write("step", stage=self.stage, step=step, num_steps=self.num_steps, metrics=dict(metrics))
         self._observer.step(self.stage, step, metrics)
         self.last = dict(metrics)
@@ -42,6 +49,18 @@ class Recorder:
         """Something that a reader should look at, by name: an event of its own, and shown at once."""
         self._log.write("warning", stage=self.stage, name=name, step=step, text=text)
         self._observer.message(f"WARNING: {self.stage}: {text}")
+
+    def panel(
+        self, step: int, values: Mapping[str, float | None], bands: Mapping[str, Sequence[float]], rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """A look of the checks at step ``step`` (0: before training): numbers by name, None where there is nothing to say; ``bands``, in
+        the first look alone: where a second look at the same policy would fall; a few answers."""
+        self._log.write("panel", stage=self.stage, step=step, values=dict(values), bands=dict(bands), rows=[dict(row) for row in rows])
+
+    def alarm(self, step: int, alarm: Mapping[str, Any], text: str) -> None:
+        """A check tripped: an event of its own, and shown at once."""
+        self._log.write("alarm", **{**alarm, "stage": self.stage, "step": step, "text": text})
+        self._observer.message(f"ALARM: {text}")
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The stage is done and its files are written."""

@@ -19,8 +19,10 @@ from tether.metrics import MetricSums
 from tether.models.policy import Policy
 from tether.rewards.length import OverlongPart
 from tether.rewards.rubric import Rubric
+from tether.rollout.proof import WeightProof
 from tether.rollout.rollouter import collect
 from tether.rollout.sampler import Sampler
+from tether.run.checks.watch import NO_WATCH, Watch
 from tether.run.keeper import NO_KEEPER, Keeper, Plain
 from tether.run.recorder import Recorder
 from tether.run.rows import RolloutRow
@@ -30,6 +32,7 @@ from tether.types import Prompt, Rollout, RolloutGroup, Sampling
 __all__ = ["Learner", "OnlineRun", "rl", "sampling_of"]
 
 _SAMPLES_LOGGED = 3
+_NO_SCORE = "no rollout of the step has a finite score: no reward part applies, or the rewards are NaN"
 
 
 class Learner(Protocol):
@@ -43,19 +46,21 @@ class Learner(Protocol):
     def beta(self) -> float: ...
 
     def learn(self, rows: Sequence[RolloutRow], part_weights: Sequence[float] = ()) -> dict[str, float]: ...
+    def skip(self, reason: str) -> dict[str, float]: ...
     def state(self) -> State: ...
     def restore(self, state: State) -> None: ...
 
 
 @dataclass(frozen=True)
 class OnlineRun:
-    """The parts of an online stage, already built."""
+    """The parts of an online stage, already built. ``proof``: what every publish to the sampler is checked by."""
 
     learner: Learner
     sampler: Sampler
     rubric: Rubric
     prompts: Sequence[Prompt]
     seed: int
+    proof: WeightProof | None = None
 
 
 def sampling_of(config: RolloutConfig) -> Sampling:
@@ -63,26 +68,33 @@ def sampling_of(config: RolloutConfig) -> Sampling:
     return Sampling(config.sampling.max_new_tokens, config.sampling.temperature)
 
 
-def rl(parts: OnlineRun, recorder: Recorder, keeper: Keeper = NO_KEEPER) -> dict[str, float]:
+def rl(parts: OnlineRun, recorder: Recorder, keeper: Keeper = NO_KEEPER, watch: Watch = NO_WATCH) -> dict[str, float]:
     """Run all steps of ``parts.learner.config``; returns the metrics of the last one. The policy is trained in place."""
     config = parts.learner.config
     parts = replace(parts, rubric=_with_overlong_part(parts.rubric, config))
     cursor = Cursor(len(parts.prompts), parts.seed)
     weights = [weight for _, weight, _ in parts.rubric.parts]
-    done = keeper.attach({"learner": parts.learner, "cursor": Plain(cursor.state, cursor.go_to), "metrics": recorder})
+    stateful = {"learner": parts.learner, "cursor": Plain(cursor.state, cursor.go_to), "metrics": recorder}
+    done = keeper.attach({**stateful, **watch.parts()})
     if done:
         parts.sampler.refresh(done)
+    if parts.proof is not None:
+        parts.proof.check(done)
+    watch.start(done)
     for step in range(done + 1, config.steps + 1):
         started = time.perf_counter()
         metrics = MetricSums()
         groups = _groups(parts, cursor, step, metrics)
         rows = _rows(parts, groups, _greedy_scores(parts, groups, step, metrics))
-        metrics.update(parts.learner.learn(rows, weights))
+        metrics.update(parts.learner.learn(rows, weights) if rows else parts.learner.skip(_NO_SCORE))
         parts.sampler.refresh(step)
+        if parts.proof is not None:
+            metrics.add("publish_gap", parts.proof.check(step))
         tokens = sum(len(row.query_ids) + len(row.response_ids) for row in rows)
         metrics.add("tokens_per_second", tokens / (time.perf_counter() - started))
         recorder.step(step, metrics.means())
         recorder.samples(step, _sample_rows(groups))
+        watch.after_step(step, recorder.last)
         keeper.after_step(step)
     return recorder.last
 

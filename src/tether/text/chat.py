@@ -223,6 +223,8 @@ class ChatFormat:
     def _render(self, messages: Sequence[Message], *, header: bool) -> str:
         from jinja2 import TemplateError
 
+        from tether.text.template_limits import refuse_powers, template_limits
+
         if self.tokenizer.chat_template is None:
             raise DataError(
                 "the data holds conversations but the tokenizer has no chat template: use a chat "
@@ -233,9 +235,11 @@ class ChatFormat:
             raise DataError("a conversation without messages: expected at least one.")
         turns = [{"role": m.role, "content": m.content} for m in messages]
         try:
-            text: Any = self.tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=header
-            )
+            refuse_powers(self.tokenizer.get_chat_template())
+            with template_limits():
+                text: Any = self.tokenizer.apply_chat_template(
+                    turns, tokenize=False, add_generation_prompt=header
+                )
         except (TemplateError, TypeError, ValueError) as error:
             roles = ", ".join(m.role for m in messages)
             raise DataError(

@@ -1,17 +1,21 @@
 "use strict";
-for (const box of document.querySelectorAll("input[data-rows]")) {
+function search(box) {
   const rows = [...document.getElementsByClassName(box.dataset.rows)];
-  const shown = box.parentElement.querySelector("output");
-  box.parentElement.hidden = false;
-  box.addEventListener("input", () => {
-    const wanted = box.value.trim().toLowerCase();
-    let count = 0;
-    for (const row of rows) {
-      row.hidden = !row.textContent.toLowerCase().includes(wanted);
-      count += row.hidden ? 0 : 1;
-      const folded = row.closest("details");
-      if (wanted && folded && !row.hidden) folded.open = true;
-    }
-    shown.textContent = count + " of " + rows.length + " shown";
-  });
+  const wanted = box.value.trim().toLowerCase();
+  let count = 0;
+  for (const row of rows) {
+    row.hidden = !row.textContent.toLowerCase().includes(wanted);
+    count += row.hidden ? 0 : 1;
+    const folded = row.closest("details");
+    if (wanted && folded && !row.hidden) folded.open = true;
+  }
+  box.parentElement.querySelector("output").textContent = wanted ? count + " of " + rows.length + " shown" : rows.length + " in all";
 }
+function prepare() {
+  for (const box of document.querySelectorAll("input[data-rows]")) {
+    box.parentElement.hidden = false;
+    if (box.value) search(box);
+  }
+}
+document.addEventListener("input", (event) => { if (event.target.dataset.rows) search(event.target); });
+prepare();

@@ -1,0 +1,334 @@
+"""Runs on the same held-out prompts against each other: is one really better, and was it bought with KL? No torch here.
+
+    print(as_text(compare(["runs/a", "runs/b"])))
+    print(as_text(compare(["runs/a:ppo", "runs/a:grpo"])))
+
+Runs of one recipe (the same configuration but for name and seed) are one group. The first group is what the others are held against.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tether.errors import RunError
+from tether.stats import Interval, holm, paired_bootstrap, permutation_p_value
+
+__all__ = ["Compared", "Comparison", "Evaluated", "Group", "as_json", "as_text", "compare"]
+
+_KL_MARGIN = 1.25  # KL of two runs of one recipe differs by about a fifth between seeds
+_NOT_RECIPE = ("name", "output", "seed", "checkpoint", "report_to", "checks")
+"""Parts of a configuration that may differ between runs of one recipe."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One policy as its run evaluated it. ``conditions``: what must be equal for scores to be comparable. KL in nats per answer."""
+
+    folder: Path
+    run: str
+    policy: str
+    seed: int | None
+    recipe: str
+    conditions: Mapping[str, Any]
+    code: Mapping[str, Any]
+    scores_by_prompt: tuple[float, ...]
+    mean: float
+    kl: float
+    start: str
+    confidence: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """The seeds of one recipe. ``scores_by_prompt``: mean over the seeds, NaN where any could not be scored."""
+
+    label: str
+    runs: tuple[str, ...]
+    seeds: tuple[int | None, ...]
+    means: tuple[float, ...]
+    kl: float
+    scores_by_prompt: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean score over the seeds."""
+        return float(np.mean(self.means))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One group against the first. ``p_holm`` is over all comparisons made; ``words`` is the answer."""
+
+    before: str
+    after: str
+    difference: float
+    low: float
+    high: float
+    confidence: float
+    num_prompts: int
+    p_value: float
+    p_holm: float
+    kl_before: float
+    kl_after: float
+    verdict: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Everything that ``compare`` found."""
+
+    score: str
+    groups: tuple[Group, ...]
+    comparisons: tuple[Comparison, ...]
+    notes: tuple[str, ...]
+
+
+def compare(runs: Sequence[str | Path], *, seed: int = 0) -> Compared:
+    """``runs``: run folders, or RUN:POLICY for one policy of a run (``start`` is the policy before training). ``seed`` is of the bootstrap.
+
+    Raises RunError for runs that were not evaluated, or not on the same prompts under the same score and sampling: it says what differs.
+    """
+    if not runs:
+        raise RunError("compare: name at least one run folder")
+    found = [one for word in runs for one in _read(str(word))]
+    _refuse_unlike(found)
+    groups = _grouped(found)
+    if len(groups) < 2:
+        names = ", ".join(one.run for one in found)
+        raise RunError(
+            f"compare: {names} {'are seeds of one recipe' if len(found) > 1 else 'is one policy'}; name a second recipe, or RUN:start"
+        )
+    comparisons = _comparisons(groups, found, seed)
+    return Compared(str(found[0].conditions["score"]), tuple(groups), tuple(comparisons), tuple(_notes(groups, found)))
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------------
+
+
+def _read(word: str) -> list[Evaluated]:
+    path, colon, policy = word.rpartition(":")
+    folder, wanted = (Path(path), policy) if colon and not Path(word).is_dir() else (Path(word), None)
+    evaluation, config = _json(folder / "evaluation.json"), _json(folder / "config.json")
+    rows = {str(row["name"]): row for row in evaluation["policies"]}
+    if wanted is not None and wanted not in rows:
+        raise RunError(f"compare: {folder} evaluated no policy {wanted!r}; it has {', '.join(rows)}")
+    names = [wanted] if wanted is not None else [name for name in rows if name != "start"] or ["start"]
+    return [_evaluated(folder, name, rows, evaluation, config) for name in names]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        hint = "it is no finished run with an [evaluate] section" if path.parent.is_dir() else "there is no such folder"
+        raise RunError(f"compare: {path} is missing: {hint}") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"compare: {path} cannot be read ({error})") from error
+
+
+def _evaluated(
+    folder: Path, name: str, rows: Mapping[str, Mapping[str, Any]], evaluation: Mapping[str, Any], config: Mapping[str, Any]
+) -> Evaluated:
+    row, section = rows[name], config["evaluate"]
+    made, start = row.get("provenance") or {}, (rows.get("start", {}).get("provenance") or {})
+    scores = tuple(math.nan if score is None else float(score) for score in row["scores_by_prompt"])
+    sampling = made.get("sampling") or {key: section["sampling"][key] for key in ("max_new_tokens", "temperature")}
+    conditions = {
+        "held-out prompts (sha256)": evaluation["prompts_sha256"],
+        "number of prompts": len(scores),
+        "score": row["score"],
+        "score_params": section.get("score_params", {}),
+        "samples_per_prompt": row["samples_per_prompt"],
+        **{f"sampling.{key}": sampling[key] for key in ("max_new_tokens", "temperature")},
+    }
+    return Evaluated(
+        folder=folder.resolve(),
+        run=folder.resolve().name,
+        policy=name,
+        seed=config.get("seed"),
+        recipe=_recipe(config, name),
+        conditions=conditions,
+        code={key: made.get(key) for key in ("source_sha256", "torch", "dtype", "device")},
+        scores_by_prompt=scores,
+        mean=float(row["mean"]),
+        kl=float(row["kl_sequence_sum_nats"]),
+        start=str(start.get("weights_sha256", "")),
+        confidence=float(row["confidence"]),
+    )
+
+
+def _recipe(config: Mapping[str, Any], policy: str) -> str:
+    """A hash of what makes the policy, but for the seed: its own stage and those before it."""
+    stages = ("rl", "direct")
+    told = {key: value for key, value in config.items() if key not in (*_NOT_RECIPE, *stages, "evaluate")}
+    own = {stage: (config.get(stage) or {}).get(policy) for stage in stages}
+    return hashlib.sha256(json.dumps([policy if policy == "start" else "", told, own], sort_keys=True).encode()).hexdigest()
+
+
+def _refuse_unlike(found: Sequence[Evaluated]) -> None:
+    first = found[0]
+    for other in found[1:]:
+        unlike = [key for key, value in first.conditions.items() if other.conditions[key] != value]
+        if unlike:
+            told = "; ".join(
+                f"{key}: {_short(first.conditions[key])} in {first.run}, {_short(other.conditions[key])} in {other.run}" for key in unlike
+            )
+            raise RunError(
+                f"compare: {first.run} and {other.run} were not evaluated alike, so their scores cannot be compared. {told}. "
+                "Evaluate both in one go: tether evaluate RUN_A RUN_B --prompts FILE"
+            )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text[:12] if len(text) == 64 else text
+
+
+def _grouped(found: Sequence[Evaluated]) -> list[Group]:
+    by_recipe: dict[str, list[Evaluated]] = {}
+    for one in found:
+        by_recipe.setdefault(one.recipe, []).append(one)
+    return [_group(members) for members in by_recipe.values()]
+
+
+def _group(members: Sequence[Evaluated]) -> Group:
+    members = list({(one.folder, one.policy): one for one in members}.values())  # one that is named twice counts once
+    first = members[0]
+    label = f"{first.run}:{first.policy}" + (f" and {len(members) - 1} more seeds" if len(members) > 1 else "")
+    scores = np.array([one.scores_by_prompt for one in members]).mean(0)
+    return Group(
+        label=label,
+        runs=tuple(one.run for one in members),
+        seeds=tuple(one.seed for one in members),
+        means=tuple(one.mean for one in members),
+        kl=float(np.mean([one.kl for one in members])),
+        scores_by_prompt=tuple(map(float, scores)),
+    )
+
+
+# -- the answer --------------------------------------------------------------------------------------------------------------
+
+
+def _comparisons(groups: Sequence[Group], found: Sequence[Evaluated], seed: int) -> list[Comparison]:
+    first, confidence = groups[0], found[0].confidence
+    measured = []
+    for group in groups[1:]:
+        pairs = [(b, a) for b, a in zip(first.scores_by_prompt, group.scores_by_prompt, strict=True) if not math.isnan(a + b)]
+        if not pairs:
+            raise RunError(f"compare: {first.label} and {group.label} have no prompt that both could be scored on")
+        before, after = [b for b, _ in pairs], [a for _, a in pairs]
+        interval = paired_bootstrap(before, after, confidence=confidence, seed=seed)
+        measured.append((group, interval, permutation_p_value(before, after, seed=seed)))
+    adjusted = holm([p for _, _, p in measured])
+    starts = {one.start for one in found}
+    same_start = len(starts) == 1 and starts != {""}
+    told = []
+    for (group, interval, p_value), p_holm in zip(measured, adjusted, strict=True):
+        verdict = _verdict(interval.low, interval.high, p_holm, 1 - confidence)
+        words = _words(first, group, interval, verdict, p_holm, len(measured), same_start=same_start)
+        low, high = interval.low, interval.high
+        told.append(
+            Comparison(
+                first.label, group.label, interval.estimate, low, high, confidence, interval.num_units, p_value, p_holm,
+                first.kl, group.kl, verdict, words,
+            )
+        )  # fmt: skip
+    return told
+
+
+def _verdict(low: float, high: float, p_holm: float, level: float) -> str:
+    """better, worse or not shown: the interval must exclude zero, and the claim must stand beside all others that were made."""
+    if p_holm >= level or not (low > 0 or high < 0):
+        return "not shown"
+    return "better" if low > 0 else "worse"
+
+
+def _words(first: Group, group: Group, interval: Interval, verdict: str, p_holm: float, num_comparisons: int, *, same_start: bool) -> str:
+    heads = {
+        "better": f"Yes, on these prompts {group.label} is better than {first.label}",
+        "worse": f"No, on these prompts {group.label} is worse than {first.label}",
+        "not shown": f"Not shown: {group.label} against {first.label}",
+    }
+    family = f", p {p_holm:.3g} after Holm's correction for {num_comparisons} comparisons" if num_comparisons > 1 else f", p {p_holm:.3g}"
+    measured = (
+        f"{first.mean:.3f} -> {group.mean:.3f}, difference {interval.estimate:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] "
+        f"({interval.confidence:.0%} paired bootstrap over {interval.num_units} prompts{family})"
+    )
+    return " ".join([f"{heads[verdict]}: {measured}.", _kl_words(first, group, verdict, same_start=same_start), _seed_words(first, group)])
+
+
+def _kl_words(first: Group, group: Group, verdict: str, *, same_start: bool) -> str:
+    """Was the gain bought with KL?"""
+    told = f"KL(policy || start) {first.kl:.2f} -> {group.kl:.2f} nats per answer"
+    if not same_start:
+        told += " (whether both start from the same weights is not recorded, or they do not: KLs are then against different policies)"
+    if verdict == "not shown":
+        return f"{told}."
+    gainer, other, name = (group, first, group.label) if verdict == "better" else (first, group, first.label)
+    if gainer.kl > _KL_MARGIN * max(other.kl, 0.0):
+        return (
+            f"{told}: the gain of {name} comes with more KL, so it may be bought with distance from the start; compare at equal KL "
+            "(another beta, or an earlier step) before you call the method better."
+        )
+    return f"{told}: not bought with KL."
+
+
+def _seed_words(first: Group, group: Group) -> str:
+    if len(first.seeds) == 1 and len(group.seeds) == 1:
+        return "One training seed each: the interval is over prompts, and another seed may say otherwise."
+    wins = sum(after > before for before in first.means for after in group.means)
+    pairs = len(first.means) * len(group.means)
+    ranges = ", ".join(f"{g.label} {min(g.means):.3f} to {max(g.means):.3f}" for g in (first, group))
+    return (
+        f"Means by training seed: {ranges}; {group.label} is ahead in {wins} of {pairs} pairs of seeds. "
+        "The interval is over prompts, of the mean over seeds."
+    )
+
+
+def _notes(groups: Sequence[Group], found: Sequence[Evaluated]) -> list[str]:
+    notes = []
+    for key, name in (("source_sha256", "Tether's source"), ("torch", "torch"), ("dtype", "precision"), ("device", "device")):
+        known = {one.code[key] for one in found}
+        if None in known:
+            notes.append(f"{name} is not recorded for {', '.join(one.run for one in found if one.code[key] is None)}.")
+        elif len(known) > 1:
+            told = ", ".join(sorted(_short(value) for value in known))
+            notes.append(f"{name} differs between the runs ({told}): the same policy may score otherwise.")
+    for group in groups:
+        if len(set(group.seeds)) < len(group.seeds):
+            notes.append(f"{group.label}: two runs have the same seed, so they are no independent repetition.")
+    return notes
+
+
+# -- showing -----------------------------------------------------------------------------------------------------------------
+
+
+def as_text(compared: Compared) -> str:
+    """The groups, the answers and what to keep in mind."""
+    lines = [f"{'group':<40} {'seeds':<12} {compared.score:>14} {'KL/answer':>10}"]
+    for group in compared.groups:
+        seeds = ",".join("?" if seed is None else str(seed) for seed in group.seeds)
+        lines.append(f"{group.label:<40} {seeds:<12} {group.mean:>14.4f} {group.kl:>10.3f}")
+    return "\n\n".join(["\n".join(lines), *(comparison.words for comparison in compared.comparisons), *compared.notes])
+
+
+def as_json(compared: Compared) -> str:
+    """The same, every figure unrounded; NaN is null."""
+    return json.dumps(_plain(asdict(compared)), indent=2, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
