@@ -33,10 +33,10 @@ quickstart: $(RUN)
 	$(BIN)/tether run recipes/quickstart.toml
 
 test: $(DEV)
-	$(PYTEST) -m "not slow and not web and not ray and not gpu"
+	$(PYTEST) -m "not slow and not long and not web and not ray and not gpu"
 
 slow: $(DEV)
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m "slow and not web and not ray and not gpu"
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m "slow and not long and not web and not ray and not gpu"
 
 check: lint types layers guards
 

@@ -29,7 +29,7 @@ def test_the_overview_prints_the_table_of_the_code():
 
 def test_the_measured_table_has_every_preset():
     measured = overview().split("<!-- measured: python -m bench.toy_curves -->")[1].split("<!-- end of measured -->")[0]
-    assert re.findall(r"^\| \[(\w+)\]", measured, re.MULTILINE) == KINDS
+    assert re.findall(r"^\| \[(\w+)\]", measured, re.MULTILINE) == [*KINDS, "online_dpo"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -37,7 +37,7 @@ class Measures(Quiet):
             self.tensors[step] = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
-@pytest.mark.parametrize("kind", ["sft", pytest.param("grpo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["sft", pytest.param("grpo", marks=pytest.mark.long)])
 def test_case_K1_memory_does_not_grow_over_300_steps(kind, tmp_path):
     sections, _, _ = sections_of(kind, tmp_path)
     if kind == "sft":

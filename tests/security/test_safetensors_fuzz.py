@@ -22,6 +22,8 @@ from tether.models.value import load_head, zero_head
 from tether.run.checkpoint import Checkpoint, CheckpointStore
 from tether.state import State
 
+pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
+
 SECONDS = 5  # on a quiet machine each takes milliseconds; the target of 1 s is for one
 
 
@@ -115,7 +117,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.long)])
 def test_s2_random_mutations(count, tmp_path):
     """A head of our own through our loader: what passes has the names, shapes and numbers of a head."""
     head = zero_head(16)
