@@ -228,6 +228,6 @@ def test_a_run_with_a_stage_of_online_dpo_draws_the_tether(tmp_path):
     steps = [event["metrics"] for event in read_events(result.folder / "events.jsonl") if event["kind"] == "step"]
     assert {"kl_k1_sequence", "kl_k1_token", "tie_share", "beta", "reward"} <= steps[-1].keys()
     page = result.report.read_text(encoding="utf-8")
-    assert "Reward against KL, step by step" in page
+    assert "Reward against KL, by step" in page
     assert "online: Online DPO" in page
     assert "the KL acts in the preference loss with beta 0.1 per nat" in page
