@@ -16,7 +16,6 @@ from tether.rewards.build import build_part
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     *(ROOT / "README.md", ROOT / "docs" / "quickstart.md", ROOT / "docs" / "concepts.md"),
-    *(ROOT / "docs" / f"{name}.md" for name in ("resume", "checks", "evaluate", "report", "watch", "conformance", "selfcheck")),
     *sorted((ROOT / "docs" / "algorithms").glob("*.md")),
 ]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
