@@ -26,7 +26,6 @@ from tether.run.checks.watch import due
 from tether.run.observer import Quiet
 from tether.run.pipeline import run
 
-
 RULES = {rule.name: rule for rule in rules_of(CheckLevelsConfig())}
 PLAN = Plan(rate=0.005, num_looks=10, num_steps=50)
 HEALTHY = {"proxy": 1.0, "score": 5.0, "length": 20.0, "entropy": 2.0, "repeat": 0.05, "distinct": 0.9, "kl_sequence": 0.5}
