@@ -39,7 +39,7 @@ from tether.run.rows import RolloutRow, check_rows, filler_after, part_tensors, 
 from tether.state import State
 from tether.text.chat import sampled_example
 
-__all__ = ["RATIO_TOLERANCE", "OnlineLearner", "packed_rows"]
+__all__ = ["RATIO_TOLERANCE", "OnlineLearner", "check_first_ratio", "packed_rows"]
 
 # Largest |new - old| log-probability (nats) allowed before the first update of a round. Both passes run the same microbatches
 # through the same weights, so float32 differs by nothing or by rounding; bfloat16 may round a kernel's sums differently.
@@ -149,7 +149,7 @@ class OnlineLearner:
 
     def _plan(self, texts: TextBatch) -> _Plan:
         generator = torch.Generator().manual_seed((self._seed * 1_000_003 + self._round) % 2**63)
-        lengths = texts.attention_mask_BT.sum(-1).tolist()
+        lengths = texts.lengths()
         epochs: list[tuple[tuple[tuple[int, ...], ...], ...]] = []
         for _ in range(self.config.epochs):
             steps: list[tuple[tuple[int, ...], ...]] = []
@@ -288,7 +288,7 @@ class OnlineLearner:
         mask_BT = batch.text.response_mask_BT
         assert batch.ref_logprobs_BT is not None
         if check_ratio:
-            self._check_first_ratio(output.logprobs_BT, batch, metrics)
+            check_first_ratio(output.logprobs_BT, batch.old_logprobs_BT, mask_BT, self.compute.dtype, metrics)
         return policy_loss(
             output.logprobs_BT,
             batch.old_logprobs_BT,
@@ -304,24 +304,24 @@ class OnlineLearner:
             returns_BT=batch.returns_BT,
         )
 
-    def _check_first_ratio(self, logprobs_BT: Tensor, batch: PolicyBatch, metrics: MetricSums) -> None:
-        """Before the first update the policy is the old policy: every ratio is 1 (algorithms.md 1.3)."""
-        require_finite("logprobs", logprobs_BT.detach(), batch.text.response_mask_BT)
-        gap_BT = torch.where(batch.text.response_mask_BT, (logprobs_BT.detach() - batch.old_logprobs_BT).abs(), 0.0)
-        worst = float(gap_BT.max())
-        metrics.add("first_ratio_error", worst)
-        tolerance = RATIO_TOLERANCE[self.compute.dtype]
-        if not worst <= tolerance:
-            row, column = divmod(int(gap_BT.argmax()), gap_BT.shape[1])
-            raise RatioError(
-                f"before the first update of this round the log-probability of row {row}, token {column} differs by {worst:.3g} nats from "
-                f"the old one (allowed: {tolerance:g}). The two passes do not see the same model: look for dropout, a temperature that one "
-                "side lacks, shifted logits, or weights that changed between the passes"
-            )
-
     def _advance_controller(self, experience: Experience) -> None:
         units = kl_units(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT)
         self.controller = self.controller.observed(float(units.seq_sum_mean_nats), len(experience.scores_B))
+
+
+def check_first_ratio(logprobs_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, dtype: torch.dtype, metrics: MetricSums) -> None:
+    """Before the first update the policy is the old policy: every ratio is 1 (algorithms.md 1.3). Raises RatioError naming the place."""
+    require_finite("logprobs", logprobs_BT.detach(), mask_BT)
+    gap_BT = torch.where(mask_BT, (logprobs_BT.detach() - old_BT).abs(), 0.0)
+    worst, tolerance = float(gap_BT.max()), RATIO_TOLERANCE[dtype]
+    metrics.add("first_ratio_error", worst)
+    if not worst <= tolerance:
+        row, column = divmod(int(gap_BT.argmax()), gap_BT.shape[1])
+        raise RatioError(
+            f"before the first update of this round the log-probability of row {row}, token {column} differs by {worst:.3g} nats from "
+            f"the old one (allowed: {tolerance:g}). The two passes do not see the same model: look for dropout, a temperature that one "
+            "side lacks, shifted logits, or weights that changed between the passes"
+        )
 
 
 def packed_rows(rows: Sequence[int], lengths: Sequence[int], token_budget: int) -> tuple[tuple[int, ...], ...]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from tether.algorithms.direct_preference import LossSum, PairSums, PreferenceSpec, pair_loss, sequence_sums
 from tether.algorithms.experience import Experience, as_groups
@@ -23,8 +22,8 @@ from tether.backends.memory_guard import one_pass
 from tether.config import OnlineDPOConfig
 from tether.data.batches import TextBatch, pad_examples
 from tether.data.packing import minibatches
-from tether.errors import ConfigError, RatioError
-from tether.maths.masked import NonFiniteError, masked_sum, require_finite
+from tether.errors import ConfigError
+from tether.maths.masked import NonFiniteError, masked_sum
 from tether.metrics import MetricSums
 from tether.models.policy import Policy
 from tether.models.reference import Reference
@@ -32,7 +31,7 @@ from tether.run.describe import describe_sampled, warn_of_negative_kl
 from tether.run.direct import describe_preference
 from tether.run.evidence import text_tensors
 from tether.run.guard import StepGuard
-from tether.run.learner import RATIO_TOLERANCE, packed_rows
+from tether.run.learner import check_first_ratio, packed_rows
 from tether.run.rows import RolloutRow, check_rows, sampler_logprobs
 from tether.state import State
 from tether.text.chat import sampled_example
@@ -262,24 +261,13 @@ class OnlineDPOLearner:
             logprobs_BT = self.policy.forward_response(part, self.config.sampling.temperature).logprobs_BT
         index, width = torch.tensor(rows, device=logprobs_BT.device), logprobs_BT.shape[1]
         if check_ratio:
-            self._check_first_ratio(logprobs_BT, experience.old_logprobs_BT[index, :width], part.response_mask_BT, metrics)
+            old_BT = experience.old_logprobs_BT[index, :width]
+            check_first_ratio(logprobs_BT, old_BT, part.response_mask_BT, self.compute.dtype, metrics)
         both = sequence_sums(logprobs_BT, part.response_mask_BT)
         start_B = sequence_sums(experience.ref_logprobs_BT[index, :width], part.response_mask_BT).logprobs_B
         chosen = PairSums(both.logprobs_B[:num], both.lengths_B[:num])
         rejected = PairSums(both.logprobs_B[num:], both.lengths_B[num:])
         return pair_loss(chosen, rejected, start_B[:num], start_B[num:], self._spec)
-
-    def _check_first_ratio(self, logprobs_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, metrics: MetricSums) -> None:
-        """Before the first update the policy is the one that was read for the old log-probabilities."""
-        require_finite("logprobs", logprobs_BT.detach(), mask_BT)
-        worst = float(torch.where(mask_BT, (logprobs_BT.detach() - old_BT).abs(), 0.0).max())
-        metrics.add("first_ratio_error", worst)
-        if not worst <= RATIO_TOLERANCE[self.compute.dtype]:
-            raise RatioError(
-                f"before the first update of this round a log-probability differs by {worst:.3g} nats from the old one (allowed: "
-                f"{RATIO_TOLERANCE[self.compute.dtype]:g}). The two passes do not see the same model: look for dropout, or weights that "
-                "changed between the passes"
-            )
 
 
 def _pair_lengths(lengths: Sequence[int], chosen: Chosen) -> list[int]:
