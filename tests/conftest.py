@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,12 @@ os.environ["MKL_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+# A run takes all cores that its process may use. Workers side by side would fight for them, and sums over several threads are not always
+# added in the same order: each worker of xdist gets a core of its own.
+_CORES = sorted(os.sched_getaffinity(0))
+if _WORKER := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.sched_setaffinity(0, {_CORES[int(_WORKER.removeprefix("gw")) % len(_CORES)]})
+
 _REAL_CACHE = os.environ.get("TETHER_CACHE")
 
 # Shapes and dtypes in the annotations of tether.maths are checked on every call from here on.
@@ -25,6 +32,14 @@ install_import_hook("tether.maths", "beartype.beartype")
 # The same examples every time, however busy the machine is.
 hypothesis.settings.register_profile("tether", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tether")
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_the_session() -> Iterator[None]:
+    """A test that let a run choose its threads leaves none of that to the next."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def _use_cache(path: str | None) -> None:

@@ -137,9 +137,18 @@ def test_a_beta_alone_switches_the_tether_on_in_the_place_of_the_preset(kind):
         ("rloo", {"samples_per_prompt": 1}, "must be 2 or more"),
         ("dapo", {"rewards": [{"kind": "overlong"}]}, "punish the same length twice"),
         ("vapo", {"critic": "shared"}, "a shared trunk would move the policy"),
+        ("vapo", {"steps": 2}, "value_pretrain_steps = 2 of steps = 2: the policy would never be trained"),
+        ("opo", {"std": "none"}, "std has no effect with advantage = 'opo'; drop it or use one of group"),
+        ("remax", {"std_eps": 1e-3}, "std_eps has no effect with advantage = 'remax'"),
         ("gdpo", {"std": "none"}, "divides by a standard deviation"),
     ],
 )
 def test_parts_that_contradict_each_other_are_refused(kind, settings, message):
     with pytest.raises(ValidationError, match=message):
         resolved(kind, **settings)
+
+
+def test_what_is_off_may_be_called_so():
+    config = resolved("ppo", kl={"target": "off"}, sampler_correction="off")
+    assert (config.kl.target, config.sampler_correction.mode) == (None, "off")
+    assert config == resolved("ppo")

@@ -128,6 +128,12 @@ def test_another_number_of_labels_is_refused(tiny: Path, tmp_path: Path) -> None
         RewardModel.from_base(tmp_path)
 
 
+def test_a_reward_model_is_no_policy_although_its_weights_would_load(tiny: Path, tmp_path: Path) -> None:
+    RewardModel.from_base(tiny, seed=1).save(tmp_path)
+    with pytest.raises(ModelError, match=r"is a model that scores \(score.weight\).*RewardModel.load"):
+        Policy.load(tmp_path)
+
+
 def test_new_head_is_drawn_from_the_seed_with_the_stated_std(tiny: Path) -> None:
     one, same, other = (RewardModel.from_base(tiny, seed=seed).head.weight for seed in (1, 1, 2))
     assert torch.equal(one, same)

@@ -387,3 +387,9 @@ def test_the_recipe_runs_on_the_tiny_model(tmp_path, capsys):
     assert "direct.dpo (dpo): 24 comparisons" in capsys.readouterr().out
     assert cli.main([*recipe, "--quiet"]) == 0
     assert (tmp_path / "dpo" / "report.html").exists()
+
+
+def test_margins_of_the_rows_are_said_not_to_be_read(tiny_folder):
+    rows, watcher = [{**row, "margin": 0.5} for row in ROWS], Watcher()
+    tether.dpo(Policy.load(tiny_folder), rows, observer=watcher, compute={"dtype": "float32"})
+    assert any("the margins of 12 rows are for a reward model and are not read here" in message for message in watcher.messages)

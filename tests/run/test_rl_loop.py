@@ -281,7 +281,7 @@ def flat(module):
 
 
 def test_value_pretraining_leaves_the_policy_bit_for_bit_and_moves_the_critic(policy):
-    config = config_of("vapo", optim={"learning_rate": 1e-3, "weight_decay": 0.1}, entropy_coef=0.01, kl={"beta": 0.1})
+    config = config_of("vapo", steps=3, optim={"learning_rate": 1e-3, "weight_decay": 0.1}, entropy_coef=0.01, kl={"beta": 0.1})
     critic = Critic.beside(policy.model)
     learner = OnlineLearner(policy, Reference.frozen_copy(policy), config, COMPUTE, critic=critic)
     assert config.value_pretrain_steps == 2

@@ -11,11 +11,11 @@ The first three of these are never built; a section past 15 fields says so here:
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from tether.config.base import Section, Switchable
+from tether.config.base import OFF, Section, Switchable
 from tether.config.presets import ACTOR_CRITIC, CRITIC_FREE
 from tether.config.settings import DataSource, OptimConfig, RewardPartConfig, SamplingConfig
 
@@ -42,8 +42,8 @@ class KLConfig(Section):
     estimator: Literal["k1", "k2", "k3", "k3_corrected"] = "k1"
     """Per-token estimator. In the reward only k1 is unbiased in its gradient; in the loss use k2 or k3_corrected (k3 times the
     importance ratio). Plain k3 as a loss pulls along KL(reference || policy) and is accepted knowingly; k1 as a loss has zero mean gradient and is refused."""
-    target: float | None = Field(default=None, gt=0)
-    """Adaptive controller: wanted mean over sequences of the summed k1 (nats per sequence); absent keeps beta fixed."""
+    target: Annotated[float | None, Field(gt=0), *Switchable] = None
+    """Adaptive controller: wanted mean over sequences of the summed k1 (nats per sequence); `off`: beta stays fixed."""
     horizon: int = Field(default=10_000, ge=1)
     """Sequences over which the adaptive controller reacts."""
 
@@ -74,6 +74,11 @@ class SamplerCorrectionConfig(Section):
     sequence_mask_delta: Annotated[float | None, Field(ge=0), *Switchable] = None
     """Rows with a negative advantage whose mean (sampler - current) log-probability exceeds this many nats per token leave the policy
     loss (DeepSeek-V3.2); `off`: none."""
+
+
+def _named_mode(value: Any) -> Any:
+    """The one word "off" stands for the section with that mode."""
+    return {"mode": OFF} if value == OFF else value
 
 
 class DynamicSamplingConfig(Section):
@@ -132,8 +137,8 @@ class PolicyGradientConfig(RolloutConfig):
     """Weight of the mean token entropy (nats), added to what is maximised."""
     target_kl: Annotated[float | None, Field(gt=0), *Switchable] = None
     """Stop the passes of a round before a minibatch whose KL(old || new), k3, exceeds 1.5 times this (nats per token)."""
-    sampler_correction: SamplerCorrectionConfig = SamplerCorrectionConfig()
-    """Importance weights against a sampler that is not quite the trainer."""
+    sampler_correction: Annotated[SamplerCorrectionConfig, BeforeValidator(_named_mode)] = SamplerCorrectionConfig()
+    """Importance weights against a sampler that is not quite the trainer; `off`: none."""
     dynamic_sampling: Annotated[DynamicSamplingConfig | None, *Switchable] = None
     """Replace groups without spread in their rewards; `off`: keep them (their advantage is 0)."""
     overlong_share: Annotated[float | None, Field(gt=0, lt=1), *Switchable] = None
@@ -191,10 +196,14 @@ class ActorCriticConfig(PolicyGradientConfig):
                              "use 'gspo_token' or 'ppo_clip'")  # fmt: skip
         if self.value_pretrain_steps and self.critic == "shared":
             raise ValueError("value_pretrain_steps needs critic = 'separate' or 'reward_model': a shared trunk would move the policy")
+        if self.value_pretrain_steps >= self.steps:
+            raise ValueError(f"value_pretrain_steps = {self.value_pretrain_steps} of steps = {self.steps}: the policy would never be trained; "
+                             "lower it or raise steps")  # fmt: skip
         return self
 
 
 _ALONE = ("reinforce_pp", "remax")  # estimators that need no second answer to the prompt
+_DIVIDED = ("group", "group_batch_std", "rloo", "gdpo")  # estimators that read std and std_eps
 
 
 class CriticFreeConfig(PolicyGradientConfig):
@@ -236,6 +245,9 @@ class CriticFreeConfig(PolicyGradientConfig):
                              "use kl.where = 'loss'")  # fmt: skip
         if self.std == "none" and self.advantage in {"group_batch_std", "gdpo"}:
             raise ValueError(f"advantage = {self.advantage!r} divides by a standard deviation: std must be 'population' or 'sample'")
+        for name in ("std", "std_eps"):
+            if self.advantage not in _DIVIDED and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect with advantage = {self.advantage!r}; drop it or use one of {', '.join(_DIVIDED)}")
         return self
 
 

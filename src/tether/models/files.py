@@ -30,11 +30,12 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 @final
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model, and the parameter names that its checkpoint did not hold or held in another shape."""
+    """A model, and the parameter names that its checkpoint did not hold, held in another shape, or held besides."""
 
     model: PreTrainedModel
     missing: tuple[str, ...]
     mismatched: tuple[str, ...]
+    unexpected: tuple[str, ...] = ()
 
 
 def load_model(
@@ -66,7 +67,7 @@ def load_model(
         None  # nn.Embedding drops this row's gradient; it may be the end token
     )
     mismatched = tuple(str(entry[0]) for entry in info["mismatched_keys"])
-    return Loaded(model, tuple(sorted(info["missing_keys"])), mismatched)
+    return Loaded(model, tuple(sorted(info["missing_keys"])), mismatched, tuple(sorted(info["unexpected_keys"])))
 
 
 def require_safetensors(path: str) -> None:

@@ -78,6 +78,8 @@ class Policy(nn.Module):
         rules = {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
         loaded = files.load_model(AutoModelForCausalLM, str(path), dtype=dtype, **rules)
         files.refuse_missing(str(path), loaded)
+        if heads := [name for name in loaded.unexpected if name.split(".")[0] in {"score", "classifier"}]:
+            raise ModelError(f"{path} is a model that scores ({heads[0]}), not one that writes: load it with RewardModel.load")
         model = loaded.model
         head = None
         if ValueHead(value_head) is ValueHead.SHARED:

@@ -26,16 +26,19 @@ __all__ = ["PreparedUnits", "direct_stage", "held_out_sentence", "prepare_units"
 
 @dataclass(frozen=True)
 class PreparedUnits:
-    """What a stage trains on and measures itself on; ``report``: what the length limit did."""
+    """What a stage trains on and measures itself on; ``report``: what the length limit did; ``num_margins``: rows with a margin, which
+    direct losses do not read."""
 
     training: JudgedUnits
     held_out: JudgedUnits | None
     report: LengthReport
+    num_margins: int = 0
 
     def __str__(self) -> str:
         noun = "pairs" if self.training.liked is None else "answers"
         held = 0 if self.held_out is None else len(self.held_out)
-        return f"{self.report}; {len(self.training)} {noun} to train on, {held} held out"
+        margins = f"; the margins of {self.num_margins} rows are for a reward model and are not read here" if self.num_margins else ""
+        return f"{self.report}; {len(self.training)} {noun} to train on, {held} held out{margins}"
 
 
 def prepare_units(
@@ -63,7 +66,8 @@ def prepare_units(
     if config.kind == "kto":
         training = with_mismatched(training, config.max_length, source, seed)
         held_out = held_out and with_mismatched(held_out, config.max_length, f"{source}, held-out part", seed)
-    return PreparedUnits(training, held_out, report)
+    num_margins = sum(isinstance(record, Comparison) and record.margin != 0 for record in records)
+    return PreparedUnits(training, held_out, report, num_margins)
 
 
 def _split(units: JudgedUnits, config: DirectConfig, source: str, seed: int) -> tuple[JudgedUnits, JudgedUnits | None]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tether.config import CheckpointConfig, DataSource, DirectConfig, RewardModelConfig, RolloutConfig, RunConfig, SFTConfig
+from tether.config import ActorCriticConfig, CheckpointConfig, DataSource, DirectConfig, RewardModelConfig, RolloutConfig, RunConfig, SFTConfig
 from tether.errors import ConfigError, DataError
 from tether.events import read_events, settled
 from tether.run.checkpoint import CheckpointStore
@@ -128,6 +128,8 @@ def _short_online(stage: RolloutConfig, rows: int | None) -> RolloutConfig:
         "minibatches": min(stage.minibatches, 2),
         "sampling": sampling,
     }
+    if isinstance(stage, ActorCriticConfig):
+        changed["value_pretrain_steps"] = min(stage.value_pretrain_steps, 1)  # so that the policy's steps are seen too
     return stage.model_copy(update=changed)
 
 
