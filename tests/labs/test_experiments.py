@@ -103,7 +103,7 @@ def test_length_hacking_on_a_model():
     assert tethered != free
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_length_hacking_on_smollm2():
     tethered, free = length_hacking.run(model="smollm2", steps=3, max_new_tokens=24).figures["model"].values()
     assert free["response_length"][-1] > free["response_length"][0]

@@ -20,8 +20,6 @@ from tether.run.checkpoint import FORMAT, CheckpointStore, _digest, read_checkpo
 from tether.run.keeper import Plain, StageKeeper
 from tether.run.signals import StopSignal
 
-pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
-
 FILES = ["weights.safetensors", "values.json", "manifest.json"]
 
 

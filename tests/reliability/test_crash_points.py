@@ -13,8 +13,6 @@ from crash_tools import ERRORS, INPUTS, Shim, in_a_child, newest, state_of
 from tether.errors import CheckpointError
 from tether.run.checkpoint import CheckpointStore
 
-pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
-
 
 def leftovers(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if not path.name.startswith("step-")]

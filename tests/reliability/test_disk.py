@@ -24,8 +24,6 @@ from tether.run.keeper import StageKeeper
 from tether.run.signals import StopSignal
 from tether.state import State
 
-pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
-
 MIB = 2**20
 
 

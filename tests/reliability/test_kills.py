@@ -11,10 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from bench.kill_test import kill_test
 
-pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
 
-
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sft", "grpo"])
 def test_R1_a_training_that_is_killed_at_random_loses_no_more_than_an_interval_and_ends_with_the_same_weights(kind, tmp_path):
     tally = kill_test(kind, 10, 0, tmp_path, steps=20)

@@ -27,8 +27,6 @@ from tether.run.observer import Quiet
 from tether.run.pipeline import run
 from tether.run.signals import StopSignal
 
-pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
-
 
 def config_of(kind: str, folder: Path, **changed) -> RunConfig:
     return RunConfig.model_validate(make_config(folder, **sections_of(kind, folder)[0]) | changed)

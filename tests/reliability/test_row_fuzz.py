@@ -13,8 +13,6 @@ from tether.errors import DataError
 from tether.records import read_comparisons, read_demonstrations, read_feedback, read_prompts
 from tether.types import Comparison, Demonstration, Feedback, Prompt
 
-pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
-
 READERS = {
     Demonstration: read_demonstrations,
     Comparison: read_comparisons,
@@ -60,8 +58,8 @@ def line(rng: random.Random) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.long)])
-def test_r17_random_rows(count, tmp_path):
+def test_r17_ten_thousand_random_rows(tmp_path):
+    count = 10_000
     rng, path = random.Random(17), tmp_path / "rows.jsonl"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     good = 0

@@ -16,8 +16,6 @@ from tether.records import write_jsonl
 from tether.run.observer import Quiet
 from tether.run.pipeline import run
 
-pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
-
 KIB = 1024
 
 
@@ -71,7 +69,7 @@ def test_k1_r15_short(tmp_path):
     assert gauge.memory[-1] - gauge.memory[49] <= 5 * KIB * KIB
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_r15_two_thousand_steps(tmp_path):
     before = children()

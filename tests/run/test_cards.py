@@ -15,8 +15,6 @@ from tether.models.card import CardFacts, CardKind, front_matter, model_card
 from tether.records import write_jsonl
 from tether.run.pipeline import run
 
-pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
-
 
 def turn(content, role="user"):
     return [{"role": role, "content": content}]

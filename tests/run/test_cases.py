@@ -11,7 +11,8 @@ from memory_over_steps import measure
 MIB = 2**20
 
 
-@pytest.mark.parametrize("kind", ["sft", pytest.param("grpo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
 def test_case_K1_memory_does_not_grow_over_300_steps(kind, tmp_path):
     # In a process of its own: what thousands of earlier tests left of the heap decides when the allocator asks for
     # its next arena, and one such arena (5.6 MiB) is more than the case allows a run to grow.

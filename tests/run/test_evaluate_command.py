@@ -27,8 +27,6 @@ from tether.run.win_rate import shares_by_judge, shares_by_scores, win_rate
 from tether.stats import holm
 from tether.types import Completion, Prompt, Rollout, RolloutGroup, Sampling, StopReason
 
-pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
-
 COMPUTE = Compute(torch.device("cpu"), torch.float32, 4096)
 
 

@@ -26,8 +26,6 @@ from tether.run.pipeline import run
 from tether.run.rows import RolloutRow
 from tether.types import Score
 
-pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
-
 FLOAT32 = Compute(torch.device("cpu"), torch.float32, 4096)
 NAN = float("nan")
 OPTIM = {"learning_rate": 1e-3, "eps": 1e-3}  # an eps that does not blow rounding up to the size of an update

@@ -246,7 +246,8 @@ def in_a_process(config: Path, stage: str, crash_at: int, place: Path, hash_seed
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, check=False, timeout=280).returncode
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.long) if kind != "grpo" else kind for kind in TRAINERS])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TRAINERS)
 def test_a_new_process_in_another_working_folder_with_other_hashes_goes_on_bit_for_bit(unbroken, kind, tmp_path):
     whole, stage, _ = unbroken(kind)
     config = config_of(kind, tmp_path)

@@ -12,8 +12,6 @@ from tether.errors import ConfigError
 from tether.rewards.length import LengthPart
 from tether.run.verify_resume import shortened, verify_resume
 
-pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
-
 
 def config_of(folder, *kinds):
     sections = {}

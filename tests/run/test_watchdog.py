@@ -17,8 +17,6 @@ from tether.rewards import rubric
 from tether.run.pipeline import run
 from tether.run.watchdog import HANG_STATUS, Watchdog, stacks
 
-pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
-
 
 def wait_for(condition, seconds=60.0):
     end = time.monotonic() + seconds

@@ -24,8 +24,6 @@ from tether.models.value import Critic
 from tether.run.checkpoint import CheckpointStore
 from tether.state import State
 
-pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
-
 
 class Bomb:
     """Makes a file when it is unpickled."""

@@ -10,8 +10,6 @@ import pytest
 
 from tether.records import write_jsonl
 
-pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
-
 CANARIES = {
     "HF_TOKEN": "hf_CANARYaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     "OPENAI_API_KEY": "sk-CANARYbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",

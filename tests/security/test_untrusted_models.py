@@ -27,8 +27,6 @@ from tether.text.chat import ChatFormat
 from tether.text.template_limits import template_limits
 from tether.types import Message
 
-pytestmark = pytest.mark.long  # not in .ci/run yet: too slow for the default suite, to be split (dev/LOG.md)
-
 SOURCE = Path(tether.__file__).parent
 
 # -- remote code -------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,16 @@ from typing import Any
 
 import torch
 
-from tether.config import ActorCriticConfig, CheckpointConfig, DataSource, DirectConfig, RewardModelConfig, RolloutConfig, RunConfig, SFTConfig
+from tether.config import (
+    ActorCriticConfig,
+    CheckpointConfig,
+    DataSource,
+    DirectConfig,
+    RewardModelConfig,
+    RolloutConfig,
+    RunConfig,
+    SFTConfig,
+)
 from tether.errors import ConfigError, DataError
 from tether.events import read_events, settled
 from tether.run.checkpoint import CheckpointStore
