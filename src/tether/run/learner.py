@@ -19,10 +19,10 @@ from tether.algorithms.experience import Experience, as_groups
 from tether.algorithms.kl_control import KLController
 from tether.algorithms.policy_gradient import LossSum, OnlineConfig, corrects_sampler, policy_loss, step_counts
 from tether.backends.compute import Compute
-from tether.backends.local import LocalWorker, StepReport
+from tether.backends.local import StepReport
 from tether.backends.memory_guard import one_pass
 from tether.config import ActorCriticConfig
-from tether.data.batches import PolicyBatch, TextBatch, pad_examples
+from tether.data.batches import PolicyBatch, TextBatch
 from tether.data.packing import microbatches, minibatches
 from tether.errors import RatioError
 from tether.maths.kl import exceeds_target_kl, kl_units
@@ -34,10 +34,9 @@ from tether.models.reference import Reference
 from tether.models.value import Critic
 from tether.run.describe import describe_round, describe_step, warn_of_negative_kl
 from tether.run.evidence import text_tensors
-from tether.run.guard import StepGuard
-from tether.run.rows import RolloutRow, check_rows, filler_after, part_tensors, policy_batch
+from tether.run.rounds import RoundLearner
+from tether.run.rows import RolloutRow, filler_after, part_tensors, policy_batch
 from tether.state import State
-from tether.text.chat import sampled_example
 
 __all__ = ["RATIO_TOLERANCE", "OnlineLearner", "check_first_ratio", "packed_rows"]
 
@@ -54,10 +53,10 @@ class _Plan:
     epochs: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]  # epoch -> minibatch -> microbatch -> rows
 
 
-class OnlineLearner:
-    """Any algorithm over the policy-gradient function, on one policy. State: weights, optimiser, beta, rounds done, what was refused.
+class OnlineLearner(RoundLearner[OnlineConfig]):
+    """Any algorithm over the policy-gradient function, on one policy. State: that of the rounds, and beta.
 
-    ``folder``: of the run, and ``stage``: where a learner that stops for numbers that are not finite leaves the batch.
+    A round: old, reference and value passes; advantages; epochs of minibatches; the KL controller.
     """
 
     def __init__(
@@ -73,45 +72,23 @@ class OnlineLearner:
         folder: Path | None = None,
         stage: str = "",
     ) -> None:
-        self.policy, self.reference, self.critic = policy, reference, critic
-        self.config, self.compute = config, compute
+        super().__init__(
+            policy,
+            reference,
+            config,
+            compute,
+            beside=[] if critic is None else [critic],
+            head_names=("value_head",) if critic is None else ("value_head", "critic"),
+            head_learning_rate=config.value_learning_rate if isinstance(config, ActorCriticConfig) else None,
+            seed=seed,
+            total_rounds=total_rounds,
+            folder=folder,
+            stage=stage,
+        )
+        self.critic = critic
         self.controller = KLController.from_config(config.kl)
-        self._seed = seed
-        self._round = 0
-        self.guard = StepGuard(compute.token_budget, config.optim.max_skipped_steps, folder=folder, stage=stage)
-        steps = (total_rounds or config.steps) * config.epochs * config.minibatches
-        modules = [policy] if critic is None else [policy, critic]
-        head_rate = config.value_learning_rate if isinstance(config, ActorCriticConfig) else None
-        names = ("value_head",) if critic is None else ("value_head", "critic")
-        self.worker = LocalWorker(modules, config.optim, steps, head_names=names, head_learning_rate=head_rate)
-
-    def learn(self, rows: Sequence[RolloutRow], part_weights: Sequence[float] = ()) -> dict[str, float]:
-        """One round: old, reference and value passes; advantages; epochs of minibatches; the KL controller. Returns its metrics.
-
-        ``part_weights``: weights of the reward parts that the rows carry (GDPO).
-        Where a number is not finite before the first update the round is skipped: its metrics say so. Raises RatioError when the policy
-        moved before the first update, NumericsError when scores are not finite or one step too many was skipped.
-        """
-        check_rows(rows)
-        texts = pad_examples([sampled_example(row.query_ids, row.response_ids) for row in rows], self.policy.format.pad_id)
-        texts = texts.to(self.compute.device)
-        try:
-            metrics = self.guard.memory.repeat(lambda: self._learn(rows, texts, part_weights), self.worker.discard)
-        except NonFiniteError as error:
-            return self.skip(str(error), texts)
-        self._round += 1
-        return metrics.means()
-
-    def skip(self, reason: str, texts: TextBatch | None = None) -> dict[str, float]:
-        """A round that updates nothing, for a reason that is said and counted. Returns its metrics."""
-        report = self.worker.refuse(reason, steps=self.config.epochs * self.config.minibatches)
-        self.guard.judge(report, self._round + 1, lambda: {} if texts is None else text_tensors(texts))
-        self._round += 1
-        return {"skipped_steps": 1.0, "optimiser_steps": 0.0, "beta": self.beta, "learning_rate": report.learning_rate}
 
     def _learn(self, rows: Sequence[RolloutRow], texts: TextBatch, part_weights: Sequence[float]) -> MetricSums:
-        """The round. Nothing of it is kept when it begins again: up to the end of the first optimiser step, because the passes do not fit
-        and the old log-probabilities are of the same passes."""
         metrics = MetricSums()
         started = time.perf_counter()
         plan = self._plan(texts)
@@ -133,22 +110,19 @@ class OnlineLearner:
         return self.controller.beta
 
     def state(self) -> State:
-        """Weights, optimiser, beta and the number of rounds done (the reference is the start, and never changes)."""
-        worker = self.worker.state()
-        values = {"worker": dict(worker.values), "beta": self.controller.beta, "rounds": self._round}
-        return State(worker.tensors, {**values, "guard": dict(self.guard.state().values)})
+        """That of the rounds, and beta (the reference is the start, and never changes)."""
+        rounds = super().state()
+        return State(rounds.tensors, {**rounds.values, "beta": self.controller.beta})
 
     def restore(self, state: State) -> None:
         """Go on from ``state``."""
-        self.worker.restore(State(state.tensors, state.values["worker"]))
+        super().restore(state)
         self.controller = replace(self.controller, beta=float(state.values["beta"]))
-        self._round = int(state.values["rounds"])
-        self.guard.restore(State(values=state.values["guard"]))
 
     # -- the round's frozen facts --------------------------------------------------------------------------------------------
 
     def _plan(self, texts: TextBatch) -> _Plan:
-        generator = torch.Generator().manual_seed((self._seed * 1_000_003 + self._round) % 2**63)
+        generator = self._shuffler()
         lengths = texts.lengths()
         epochs: list[tuple[tuple[tuple[int, ...], ...], ...]] = []
         for _ in range(self.config.epochs):

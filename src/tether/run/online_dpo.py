@@ -17,10 +17,10 @@ import torch
 from tether.algorithms.direct_preference import LossSum, PairSums, PreferenceSpec, pair_loss, sequence_sums
 from tether.algorithms.experience import Experience, as_groups
 from tether.backends.compute import Compute
-from tether.backends.local import LocalWorker, StepReport
+from tether.backends.local import StepReport
 from tether.backends.memory_guard import one_pass
 from tether.config import OnlineDPOConfig
-from tether.data.batches import TextBatch, pad_examples
+from tether.data.batches import TextBatch
 from tether.data.packing import minibatches
 from tether.errors import ConfigError
 from tether.maths.masked import NonFiniteError, masked_sum
@@ -30,11 +30,10 @@ from tether.models.reference import Reference
 from tether.run.describe import describe_sampled, warn_of_negative_kl
 from tether.run.direct import describe_preference
 from tether.run.evidence import text_tensors
-from tether.run.guard import StepGuard
 from tether.run.learner import check_first_ratio, packed_rows
-from tether.run.rows import RolloutRow, check_rows, sampler_logprobs
+from tether.run.rounds import RoundLearner
+from tether.run.rows import RolloutRow, sampler_logprobs
 from tether.state import State
-from tether.text.chat import sampled_example
 
 __all__ = ["Chosen", "OnlineDPOLearner", "best_against_worst"]
 
@@ -76,9 +75,11 @@ class _Plan:
     others: _Passes  # microbatch -> rows
 
 
-class OnlineDPOLearner:
-    """Online DPO on one policy. State: weights, optimiser, reference, rounds done, what was refused. ``folder``, ``stage``: as in
-    ``OnlineLearner``."""
+class OnlineDPOLearner(RoundLearner[OnlineDPOConfig]):
+    """Online DPO on one policy. State: that of the rounds, and the reference where it is refreshed.
+
+    A round: pairs, old and reference passes, epochs of minibatches of pairs. Without a pair nothing is updated.
+    """
 
     def __init__(
         self,
@@ -97,45 +98,15 @@ class OnlineDPOLearner:
                 f"refresh_reference = {config.refresh_reference}: the reference is the policy with its adapters off, which never changes; "
                 "set 0, or train without LoRA"
             )
-        self.policy, self.reference, self.config, self.compute = policy, reference, config, compute
+        super().__init__(policy, reference, config, compute, seed=seed, total_rounds=total_rounds, folder=folder, stage=stage)
         self._spec = PreferenceSpec.online(config)
-        self._seed = seed
-        self._round = 0
-        self.guard = StepGuard(compute.token_budget, config.optim.max_skipped_steps, folder=folder, stage=stage)
-        self.worker = LocalWorker([policy], config.optim, (total_rounds or config.steps) * config.epochs * config.minibatches)
 
     @property
     def beta(self) -> float:
         """Strength of the tether (per nat)."""
         return self.config.beta
 
-    def learn(self, rows: Sequence[RolloutRow], part_weights: Sequence[float] = ()) -> dict[str, float]:
-        """One round: pairs, old and reference passes, epochs of minibatches of pairs. Without a pair nothing is updated; returns metrics.
-
-        Where a number is not finite before the first update the round is skipped: its metrics say so. Raises RatioError when the policy
-        moved before the first update, NumericsError when scores are not finite or one step too many was skipped.
-        """
-        check_rows(rows)
-        texts = pad_examples([sampled_example(row.query_ids, row.response_ids) for row in rows], self.policy.format.pad_id)
-        texts = texts.to(self.compute.device)
-        try:
-            metrics = self.guard.memory.repeat(lambda: self._learn(rows, texts), self.worker.discard)
-        except NonFiniteError as error:
-            return self.skip(str(error), texts)
-        self._round += 1
-        self._perhaps_refresh()
-        return metrics.means()
-
-    def skip(self, reason: str, texts: TextBatch | None = None) -> dict[str, float]:
-        """A round that updates nothing, for a reason that is said and counted. Returns its metrics."""
-        report = self.worker.refuse(reason, steps=self.config.epochs * self.config.minibatches)
-        self.guard.judge(report, self._round + 1, lambda: {} if texts is None else text_tensors(texts))
-        self._round += 1
-        self._perhaps_refresh()
-        return {"skipped_steps": 1.0, "optimiser_steps": 0.0, "beta": self.beta, "learning_rate": report.learning_rate}
-
-    def _learn(self, rows: Sequence[RolloutRow], texts: TextBatch) -> MetricSums:
-        """The round, from its start each time that it does not fit before the first update."""
+    def _learn(self, rows: Sequence[RolloutRow], texts: TextBatch, part_weights: Sequence[float]) -> MetricSums:
         metrics = MetricSums()
         started = time.perf_counter()
         chosen = best_against_worst(rows, self.config.min_gap)
@@ -154,28 +125,28 @@ class OnlineDPOLearner:
         metrics.add("update_seconds", time.perf_counter() - started)
         return metrics
 
+    def _round_ended(self) -> None:
+        """Iterative DPO: after so many rounds the policy of this moment becomes the reference."""
+        if self.config.refresh_reference and self._round % self.config.refresh_reference == 0:
+            self.reference = Reference.frozen_copy(self.policy)
+
     def state(self) -> State:
-        """Weights, optimiser, rounds done, and the weights of a reference that is refreshed."""
-        worker = self.worker.state()
+        """That of the rounds, and the weights of a reference that is refreshed."""
+        rounds = super().state()
         kept = self.reference.weights() if self.config.refresh_reference else {}
-        tensors = {**worker.tensors, **{f"reference/{name}": tensor for name, tensor in kept.items()}}
-        return State(tensors, {"worker": dict(worker.values), "rounds": self._round, "guard": dict(self.guard.state().values)})
+        return State({**rounds.tensors, **{f"reference/{name}": tensor for name, tensor in kept.items()}}, rounds.values)
 
     def restore(self, state: State) -> None:
         """Go on from ``state``."""
         kept = {name.removeprefix("reference/"): tensor for name, tensor in state.tensors.items() if name.startswith("reference/")}
-        self.worker.restore(
-            State({name: t for name, t in state.tensors.items() if not name.startswith("reference/")}, state.values["worker"])
-        )
+        super().restore(State({name: t for name, t in state.tensors.items() if not name.startswith("reference/")}, state.values))
         if self.config.refresh_reference:
             self.reference.load_weights(kept)
-        self._round = int(state.values["rounds"])
-        self.guard.restore(State(values=state.values["guard"]))
 
     # -- the round's frozen facts --------------------------------------------------------------------------------------------
 
     def _plan(self, texts: TextBatch, chosen: Chosen) -> _Plan:
-        generator = torch.Generator().manual_seed((self._seed * 1_000_003 + self._round) % 2**63)
+        generator = self._shuffler()
         lengths = texts.lengths()
         pair_lengths = _pair_lengths(lengths, chosen)
         budget = self.guard.memory.token_budget
@@ -211,11 +182,6 @@ class OnlineDPOLearner:
             old_BT,
             ref_BT,
         )
-
-    def _perhaps_refresh(self) -> None:
-        """Iterative DPO: the policy of this moment becomes the reference."""
-        if self.config.refresh_reference and self._round % self.config.refresh_reference == 0:
-            self.reference = Reference.frozen_copy(self.policy)
 
     # -- the update ----------------------------------------------------------------------------------------------------------
 
