@@ -28,7 +28,25 @@ def test_microbatches_keep_the_budget_and_every_row(lengths, budget):
     assert groups == microbatches(lengths, budget)
 
 
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 4)), max_size=30), st.integers(1, 60))
+def test_families_stay_together_where_one_pass_holds_them(rows, budget):
+    lengths, names = [length for length, _ in rows], [name for _, name in rows]
+    passes = microbatches(lengths, budget, names)
+    assert sorted(i for one in passes for i in one) == list(range(len(rows)))
+    for one in passes:
+        assert len(one) == 1 or len(one) * max(lengths[i] for i in one) <= budget
+    for name in set(names):
+        members = [i for i, other in enumerate(names) if other == name]
+        if len(members) * max(lengths[i] for i in members) <= budget:
+            assert sum(bool(set(members) & set(one)) for one in passes) == 1
+    for one in passes:  # packed again, a pass that fits stays as it is
+        if len(one) * max(lengths[i] for i in one) <= budget:
+            again = microbatches([lengths[i] for i in one], budget, [names[i] for i in one])
+            assert [[one[i] for i in part] for part in again] == [one]
+
+
 def test_microbatches_by_hand():
+    assert microbatches([2, 5, 3, 5], 10, ["a", "b", "b", "a"]) == [[1, 2], [3, 0]]
     assert microbatches([2, 5, 3], 6) == [[1], [2, 0]]
     assert microbatches([9, 1, 1], 4) == [[0], [1, 2]]
     assert microbatches([], 4) == []

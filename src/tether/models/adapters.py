@@ -33,8 +33,7 @@ class LoraSpec:
 
 
 def add_lora(model: nn.Module, spec: LoraSpec, seed: int, trained: tuple[str, ...] = ()) -> None:
-    """Inject adapters in place and freeze all else but the parameters named in `trained` (a new score head).
-    Inject adapters in place and freeze all else but the parameters named in `trained` (a new score head)."""
+    """Inject adapters in place and freeze all else but the parameters named in `trained` (a new score head)."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:

@@ -89,8 +89,7 @@ def fetch_smollm2(
 
 
 def is_complete(folder: Path) -> bool:
-    """True for a folder whose manifest names files that are all there with the right size (hashes: `verify`).
-    True for a folder whose manifest names files that are all there with the right size (hashes: `verify`)."""
+    """True for a folder whose manifest names files that are all there with the right size (hashes: `verify`)."""
     try:
         files = json.loads((folder / MANIFEST).read_text("utf-8"))["files"]
         return bool(files) and all((folder / n).stat().st_size == f["bytes"] for n, f in files.items())

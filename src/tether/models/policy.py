@@ -1,5 +1,4 @@
-"""The causal model that is trained: log-probabilities of the answers it gave, with values when it has a head.
-The causal model that is trained: log-probabilities of the answers it gave, with values when it has a head."""
+"""The causal model that is trained: log-probabilities of the answers it gave, with values when it has a head."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ from ..errors import ModelError
 from ..text.chat import ChatFormat
 from . import files
 from .adapters import LoraSpec, add_lora, merged_weights
+from .packed import enable_packing
 from .resolve import resolve_model
 from .trunk import (
     TokenRows,
@@ -56,6 +56,7 @@ class Policy(nn.Module):
         self.format = ChatFormat(tokenizer, generation_config=model.generation_config)
         self.value_head = value_head
         self.head_is_plain = _head_is_plain(model)
+        enable_packing(model)
 
     @classmethod
     def load(
@@ -130,7 +131,7 @@ class Policy(nn.Module):
         """Before live tokens: (hidden states, what the head takes). For an unusual head the latter are its
         logits."""
         if self.head_is_plain:
-            hidden_NH = before_live(hidden_states(self.model.get_decoder(), batch, self.device), live_BT)
+            hidden_NH = hidden_states(self.model.get_decoder(), batch, self.device).before_live(live_BT)
             return hidden_NH, hidden_NH
         inputs = model_inputs(batch, self.device)
         out = self.model(**inputs, use_cache=False, output_hidden_states=self.value_head is not None)

@@ -31,6 +31,7 @@ from ..text.chat import ChatFormat
 from ..types import Message
 from . import files
 from .adapters import LoraSpec, add_lora, merged_weights
+from .packed import enable_packing
 from .resolve import resolve_model
 from .trunk import TokenRows, hidden_states
 
@@ -90,6 +91,7 @@ class RewardModel(nn.Module):
         self.max_length = max_length or model.config.get_text_config().max_position_embeddings
         self.truncation = Truncation(truncation)
         self.score_offset = score_offset
+        enable_packing(model)
 
     @classmethod
     def load(
@@ -178,8 +180,7 @@ class RewardModel(nn.Module):
             raise DataError(
                 f"row {int((last_B < 0).nonzero()[0, 0]) + 1} of the batch has no attended token to score"
             )
-        hidden_BTH = hidden_states(self.trunk, batch, self.device)
-        hidden_BH = hidden_BTH[torch.arange(len(last_B), device=self.device), last_B]
+        hidden_BH = hidden_states(self.trunk, batch, self.device).at(last_B)
         with torch.autocast(self.device.type, enabled=False):
             return self.head(hidden_BH.to(self.head.weight.dtype))[:, 0].float()
 

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..maths.logprobs import CHUNK_ELEMENTS, entropy_from_logits, selected_logprobs
 from ..maths.masked import full_precision
+from .packed import pack_rows, packs, run_packed
 
 Head = Callable[[Tensor], Tensor]
 
@@ -58,9 +59,33 @@ def model_inputs(batch: TokenRows, device: torch.device) -> dict[str, Tensor]:
     return {"input_ids": ids_BT, "attention_mask": mask_BT.long(), "position_ids": positions_BT}
 
 
-def hidden_states(trunk: nn.Module, batch: TokenRows, device: torch.device) -> Float[Tensor, "B T H"]:
-    """Hidden states after the final norm, one run of the trunk, no cache."""
-    return trunk(**model_inputs(batch, device), use_cache=False).last_hidden_state
+@final
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """Hidden states after the final norm, wherever the trunk computed them: that of token (b, t) is row
+    `place_BT[b, t]` (pads: any)."""
+
+    states_NH: Tensor
+    place_BT: Int[Tensor, "B T"]
+
+    def before_live(self, live_BT: Bool[Tensor, "B T"]) -> Tensor:
+        """Those at t - 1 for every live token t, in reading order: [M, H]."""
+        return self.states_NH[self.place_BT[:, :-1][live_BT[:, 1:]]]
+
+    def at(self, columns_B: Int[Tensor, " B"]) -> Tensor:
+        """That of one column of each row: [B, H]."""
+        return self.states_NH[self.place_BT[torch.arange(len(columns_B), device=columns_B.device), columns_B]]
+
+
+def hidden_states(trunk: nn.Module, batch: TokenRows, device: torch.device) -> HiddenStates:
+    """One run of the trunk, no cache: over packed rows where the model takes them (`models.packed`), else over padded ones."""
+    if packs(trunk):
+        on_device = (x.to(device) for x in (batch.token_ids_BT, batch.attention_mask_BT, batch.response_mask_BT))
+        if (rows := pack_rows(*on_device)) is not None:
+            return HiddenStates(run_packed(trunk, rows), rows.place_BT)
+    states_BTH = trunk(**model_inputs(batch, device), use_cache=False).last_hidden_state
+    shape = states_BTH.shape[:2]
+    return HiddenStates(states_BTH.flatten(0, 1), torch.arange(shape.numel(), device=device).view(shape))
 
 
 def live_positions(batch: TokenRows, device: torch.device) -> Bool[Tensor, "B T"]:

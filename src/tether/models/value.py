@@ -20,8 +20,9 @@ from transformers import AutoModel, PreTrainedModel
 from ..errors import MissingHeadError, ModelError
 from . import files
 from .adapters import has_adapters
+from .packed import enable_packing
 from .resolve import resolve_model
-from .trunk import TokenRows, before_live, hidden_states, live_positions, spread
+from .trunk import TokenRows, hidden_states, live_positions, spread
 
 if TYPE_CHECKING:
     from .reward import RewardModel
@@ -83,6 +84,7 @@ class Critic(nn.Module):
         super().__init__()
         self.trunk: PreTrainedModel = trunk
         self.value_head = head
+        enable_packing(trunk)
 
     @classmethod
     def load(
@@ -94,8 +96,7 @@ class Critic(nn.Module):
         local_files_only: bool = True,
         trust_remote_code: bool = False,
     ) -> Critic:
-        """The trunk of a model folder (a causal or a reward model, or a saved critic) under a head by `init`.
-        The trunk of a model folder (a causal or a reward model, or a saved critic) under a head by `init`."""
+        """The trunk of a model folder (a causal or a reward model, or a saved critic) under a head by `init`."""
         path = resolve_model(path, local_files_only=local_files_only)
         rules = {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
         loaded = files.load_model(AutoModel, str(path), dtype=dtype, **rules)
@@ -126,8 +127,8 @@ class Critic(nn.Module):
     def forward_values(self, batch: TokenRows) -> Float[Tensor, "B T"]:
         """V(state before token t) at live tokens, float32, 0 elsewhere."""
         live_BT = live_positions(batch, self.device)
-        hidden_BTH = hidden_states(self.trunk, batch, self.device)
-        return spread(head_values(self.value_head, before_live(hidden_BTH, live_BT)), live_BT)
+        hidden_NH = hidden_states(self.trunk, batch, self.device).before_live(live_BT)
+        return spread(head_values(self.value_head, hidden_NH), live_BT)
 
     def enable_activation_checkpointing(self) -> None:
         """Keep one hidden state per layer and recompute the rest in the backward pass; puts the model in

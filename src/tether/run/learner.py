@@ -7,7 +7,7 @@ scores that came from anywhere. Axes: B sequences, T tokens.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,6 +51,8 @@ class _Plan:
     first pass of the update repeats exactly the computation that made them."""
 
     epochs: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]  # epoch -> minibatch -> microbatch -> rows
+    lengths: Sequence[int]  # columns of each row
+    prompts: Sequence[Hashable]  # what rows of one prompt have in common
 
 
 class OnlineLearner(RoundLearner[OnlineConfig]):
@@ -91,7 +93,7 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
     def _learn(self, rows: Sequence[RolloutRow], texts: TextBatch, part_weights: Sequence[float]) -> MetricSums:
         metrics = MetricSums()
         started = time.perf_counter()
-        plan = self._plan(texts)
+        plan = self._plan(texts, [row.query_ids for row in rows])
         experience = self._experience(rows, texts, plan, metrics, part_weights)
         annotated = annotate(experience, self.config, self.controller.beta)
         batch = policy_batch(texts, experience, annotated, rows, needs_sampler=corrects_sampler(self.config.sampler_correction))
@@ -121,16 +123,16 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
 
     # -- the round's frozen facts --------------------------------------------------------------------------------------------
 
-    def _plan(self, texts: TextBatch) -> _Plan:
+    def _plan(self, texts: TextBatch, prompts: Sequence[Hashable]) -> _Plan:
         generator = self._shuffler()
         lengths = texts.lengths()
         epochs: list[tuple[tuple[tuple[int, ...], ...], ...]] = []
         for _ in range(self.config.epochs):
             steps: list[tuple[tuple[int, ...], ...]] = []
             for step_rows in minibatches(len(lengths), min(self.config.minibatches, len(lengths)), generator):
-                steps.append(packed_rows(step_rows, lengths, self.guard.memory.token_budget))
+                steps.append(packed_rows(step_rows, lengths, self.guard.memory.token_budget, prompts))
             epochs.append(tuple(steps))
-        return _Plan(tuple(epochs))
+        return _Plan(tuple(epochs), lengths, prompts)
 
     @torch.no_grad()
     def _experience(
@@ -202,9 +204,8 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
 
     def _update(self, batch: PolicyBatch, plan: _Plan, metrics: MetricSums) -> None:
         stopped = False
-        lengths = batch.text.lengths()
         for number, step in enumerate(step for epoch in plan.epochs for step in epoch):
-            go_on = self._try_step(batch, step, metrics) if number == 0 else self._fitted_step(batch, step, lengths, metrics)
+            go_on = self._try_step(batch, step, metrics) if number == 0 else self._fitted_step(batch, step, plan, metrics)
             if stopped := not go_on:
                 break
         metrics.add("stopped_early", float(stopped))
@@ -217,14 +218,12 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
             self._judge(self.worker.refuse(str(error)), batch, metrics)
             return True
 
-    def _fitted_step(
-        self, batch: PolicyBatch, step: tuple[tuple[int, ...], ...], lengths: Sequence[int], metrics: MetricSums
-    ) -> bool:
+    def _fitted_step(self, batch: PolicyBatch, step: tuple[tuple[int, ...], ...], plan: _Plan, metrics: MetricSums) -> bool:
         """A later optimiser step, in smaller passes than planned where memory has since asked for that."""
         memory = self.guard.memory
 
         def attempt() -> bool:
-            fitting = tuple(part for micro in step for part in packed_rows(micro, lengths, memory.token_budget))
+            fitting = tuple(part for micro in step for part in packed_rows(micro, plan.lengths, memory.token_budget, plan.prompts))
             return self._try_step(batch, fitting, metrics, first=False)
 
         return memory.repeat(attempt, self.worker.discard)
@@ -298,9 +297,13 @@ def check_first_ratio(logprobs_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, dtyp
         )
 
 
-def packed_rows(rows: Sequence[int], lengths: Sequence[int], token_budget: int) -> tuple[tuple[int, ...], ...]:
-    """Those rows in passes within the budget. Rows that fit together, longest first, stay as they are."""
-    return tuple(tuple(rows[i] for i in micro) for micro in microbatches([lengths[row] for row in rows], token_budget))
+def packed_rows(
+    rows: Sequence[int], lengths: Sequence[int], token_budget: int, prompts: Sequence[Hashable] | None = None
+) -> tuple[tuple[int, ...], ...]:
+    """Those rows in passes within the budget, answers to one prompt together. Rows that fit together stay as they are."""
+    families = None if prompts is None else [prompts[row] for row in rows]
+    passes = microbatches([lengths[row] for row in rows], token_budget, families)
+    return tuple(tuple(rows[i] for i in micro) for micro in passes)
 
 
 def _tensors(batch: PolicyBatch) -> dict[str, Tensor]:

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from tether.backends.local import LocalWorker, StepReport
 from tether.config import ActorCriticConfig
 from tether.data.batches import PolicyBatch
-from tether.data.packing import microbatches
 from tether.metrics import MetricSums
 from tether.run import learner as trainer
-from tether.run.learner import OnlineLearner
+from tether.run.learner import OnlineLearner, packed_rows
 from tether.run.rows import RolloutRow
 
 from .passes import outputs
@@ -131,7 +130,7 @@ def split(learner: OnlineLearner, found: Round, backwards: Round) -> Check:
     rows = tuple(range(len(found.rows)))
     mirrored = tuple(len(rows) - 1 - row for row in rows)
     lengths = found.batch.text.lengths()
-    packed = tuple(map(tuple, microbatches(lengths, learner.compute.token_budget)))
+    packed = packed_rows(rows, lengths, learner.compute.token_budget, [row.query_ids for row in found.rows])
     ways: dict[str, tuple[PolicyBatch, Step]] = {
         "one row at a time": (found.batch, tuple((row,) for row in rows)),
         "three at a time, backwards": (found.batch, tuple(mirrored[at : at + 3] for at in range(0, len(rows), 3))),

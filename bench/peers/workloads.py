@@ -1,0 +1,206 @@
+"""What is measured, at which sizes, on which sides. A side is a driver in an environment with settings: Tether as it is shipped, and a
+peer in every setting that someone who knows it would try; the best of those counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["FULL", "QUICK", "WORKLOADS", "Sizes", "Variant", "Workload"]
+
+Settings = Mapping[str, Any]
+
+# An allocator that keeps what it has and takes huge pages: less time in page faults. glibc and torch read these.
+ALLOCATOR: Mapping[str, str] = MappingProxyType(
+    {"THP_MEM_ALLOC_ENABLE": "1", "MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_TOP_PAD_": str(2**26)}
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Counts of one measurement. ``prompt_tokens`` with the chat template; a pair has ``pair_tokens`` on each side, its prompt included."""
+
+    prompts: int = 8
+    samples: int = 8
+    prompt_tokens: int = 85
+    response_tokens: int = 128
+    pairs: int = 16
+    pair_tokens: int = 256
+
+
+FULL = Sizes()
+QUICK = Sizes(prompts=2, samples=2, prompt_tokens=50, response_tokens=8, pairs=2, pair_tokens=64)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One side. ``numerics``: "same" where weights, gradients and optimiser are float32 and products bfloat16, as Tether's; else "other"."""
+
+    name: str
+    environment: str
+    driver: str
+    settings: Settings = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    numerics: str = "same"
+    default: bool = True
+
+    @property
+    def ours(self) -> bool:
+        """Tether's side."""
+        return self.environment == "tether"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """``phases``: of the total that is compared, all where empty. ``lengths``: how answers end. ``goals``: ratio wanted, by numerics."""
+
+    name: str
+    title: str
+    variants: tuple[Variant, ...]
+    tokens: str = "response"
+    phases: tuple[str, ...] = ()
+    lengths: tuple[str, ...] = ("forced",)
+    goals: Mapping[str, float] = field(default_factory=dict)
+    memory_goal: float | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def sized(self, sizes: Sizes) -> Sizes:
+        """The sizes of this workload; quick ones stay as they are."""
+        return sizes if sizes == QUICK else replace(sizes, **self.sizes)
+
+    def choose(self, names: Sequence[str]) -> tuple[Variant, ...]:
+        """The variants of those names; without names those that are run by default. Raises ValueError for a name that is not there."""
+        if unknown := set(names) - {variant.name for variant in self.variants}:
+            raise ValueError(f"{self.name} has no variant {sorted(unknown)}; it has {[variant.name for variant in self.variants]}")
+        return tuple(variant for variant in self.variants if (variant.name in names if names else variant.default))
+
+
+def _ours(driver: str, name: str = "tether", default: bool = True, variables: Settings | None = None, **settings: Any) -> Variant:
+    return Variant(name, "tether", driver, settings, variables or {}, default=default)
+
+
+def _peer(
+    environment: str, driver: str, name: str, weights: str, *, autocast: bool, rows: int = 0, tuned: bool = True, default: bool = True, **more: Any
+) -> Variant:
+    settings = {"weights": weights, "autocast": autocast, **({"rows_per_pass": rows} if rows else {}), **more}
+    numerics = "same" if weights == "float32" and autocast else "other"
+    return Variant(name, environment, driver, settings, ALLOCATOR if tuned else {}, numerics, default)
+
+
+def _trl(driver: str, rows: Sequence[int], environment: str = "trl", **more: Any) -> tuple[Variant, ...]:
+    """The settings that are tried for a trainer: rows a pass, weights in float32 or bfloat16, autocast, attention, allocator, compiler."""
+    middle = rows[len(rows) // 2]
+
+    def one(name: str, weights: str, *, autocast: bool, rows: int = middle, **kept: Any) -> Variant:
+        return _peer(environment, driver, f"trl {name}", weights, autocast=autocast, rows=rows, **{**more, **kept})
+
+    return (
+        *(one(f"autocast, {n} rows", "float32", autocast=True, rows=n) for n in rows),
+        one(f"autocast, {middle} rows, plain allocator", "float32", autocast=True, tuned=False),
+        one(f"autocast, {middle} rows, eager attention", "float32", autocast=True, attention="eager"),
+        one(f"autocast, {middle} rows, compiled", "float32", autocast=True, compile=True, default=False),
+        *(one(f"bf16 weights, {n} rows", "bfloat16", autocast=False, rows=n) for n in rows),
+        one(f"bf16 weights, {middle} rows, eager attention", "bfloat16", autocast=False, attention="eager"),
+        one(f"bf16 weights and autocast, {middle} rows", "bfloat16", autocast=True, default=False),
+        one(f"fp32, {middle} rows", "float32", autocast=False, default=False),
+    )
+
+
+def _hf(name: str, weights: str, *, autocast: bool = False, **more: Any) -> Variant:
+    return _peer("trl", "hf_generate", f"transformers {name}", weights, autocast=autocast, **more)
+
+
+def _vllm(name: str, default: bool = True, variables: Settings | None = None, **settings: Any) -> Variant:
+    ready = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **(variables or {})}
+    return Variant(f"vllm {name}", "vllm", "vllm_generate", {"weights": "bfloat16", **settings}, ready, "vllm", default)
+
+
+_ONLINE = ("forced", "natural")
+_GRPO = _trl("trl_grpo", (8, 16))
+_UPDATE = _trl("trl_grpo", (4, 8, 16, 32))
+_OFFLINE_ROWS = (2, 4, 8, 16)
+_TUNED = {"variables": ALLOCATOR, "default": False}
+
+WORKLOADS: Mapping[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        Workload(
+            "grpo",
+            "GRPO step: 8 prompts x 8 answers x 128 tokens, tether of .05, one optimiser step",
+            (
+                _ours("tether_online"),
+                _ours("tether_online", "tether, tuned allocator", **_TUNED),
+                *_GRPO,
+                _peer("trl", "trl_grpo", "trl bf16 weights, 8 rows, static cache", "bfloat16", autocast=False, rows=8, cache="static", default=False),
+            ),
+            lengths=_ONLINE,
+            goals={"same": 6, "other": 5},
+            memory_goal=0.5,
+        ),
+        Workload(
+            "generate",
+            "Generation alone: 8 prompts x 8 answers x 128 tokens",
+            (
+                _ours("tether_generate"),
+                _ours("tether_generate", "tether, tuned allocator", **_TUNED),
+                _hf("bf16", "bfloat16"),
+                _hf("bf16, plain allocator", "bfloat16", tuned=False),
+                _hf("bf16, eager attention", "bfloat16", attention="eager"),
+                _hf("bf16, static cache", "bfloat16", cache="static"),
+                _hf("bf16, static cache, compiled", "bfloat16", cache="static", compile=True, default=False),
+                _hf("fp32 and autocast", "float32", autocast=True, default=False),
+                _vllm("bf16"),
+                _vllm("bf16, eager", eager=True),
+                _vllm("bf16, engine in its own process", default=False, variables={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}),
+            ),
+            lengths=_ONLINE,
+            goals={"other": 4, "vllm": 2},
+            phases=("generate",),
+        ),
+        Workload(
+            "update",
+            "Update alone on the answers of a GRPO step that are given: forward, backward, optimiser",
+            (_ours("tether_update"), _ours("tether_update", "tether, tuned allocator", **_TUNED), *_UPDATE),
+            phases=("update", "optimiser"),
+            goals={"same": 6, "other": 6},
+        ),
+        Workload(
+            "reference",
+            "Reference pass alone, on the same answers",
+            (_ours("tether_update"), _ours("tether_update", "tether, tuned allocator", **_TUNED), *_UPDATE),
+            phases=("reference",),
+            goals={"same": 5, "other": 5},
+        ),
+        Workload(
+            "ppo",
+            "PPO step: 64 prompts x 1 answer x 128 tokens, reward model, one epoch, one optimiser step",
+            (
+                _ours("tether_online"),
+                _ours("tether_online", "tether, separate critic", default=False, critic="separate"),
+                _ours("tether_online", "tether, tuned allocator", **_TUNED),
+                *_trl("trl_ppo", (4, 8, 16), environment="trl-ppo", rollout_rows=32),
+            ),
+            sizes={"prompts": 64, "samples": 1},
+            lengths=_ONLINE,
+            goals={"same": 6, "other": 6},
+        ),
+        *(
+            Workload(
+                name,
+                f"{title}: 16 pairs x 2 x 256 tokens a step",
+                (_ours("tether_offline"), _ours("tether_offline", "tether, tuned allocator", **_TUNED), *_trl("trl_offline", rows)),
+                tokens="all",
+                goals={"same": 3, "other": 3},
+            )
+            for name, title, rows in (
+                ("reward-model", "Reward model", _OFFLINE_ROWS),
+                ("dpo", "DPO with its reference pass", _OFFLINE_ROWS),
+                ("sft", "SFT", (4, 8, 16, 32)),
+            )
+        ),
+    )
+}
+"""By name. Rows a pass count pairs for the reward model and DPO."""
