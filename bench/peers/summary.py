@@ -9,10 +9,24 @@ from typing import Any
 
 from bench.peers.workloads import WORKLOADS, Workload
 
-__all__ = ["BEGIN", "END", "Spread", "goals_table", "phase_names", "ratios", "replaced", "result_text", "seconds_of", "section", "spread", "tokens_of"]
+__all__ = [
+    "BEGIN",
+    "END",
+    "Spread",
+    "goals_table",
+    "phase_names",
+    "ratios",
+    "replaced",
+    "result_text",
+    "seconds_of",
+    "section",
+    "spread",
+    "tokens_of",
+]
 
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 _ORDER = ("generate", "score", "reference", "old", "update", "optimiser", "publish", "other")
+_LENGTHS = {"forced": "answers of full length", "natural": "answers that end by themselves"}
 
 Measure = Mapping[str, Any]
 
@@ -81,7 +95,7 @@ def result_text(result: Mapping[str, Any]) -> str:
 
 def _table(sides: Sequence[Mapping[str, Any]], lengths: str, workload: Workload) -> list[str]:
     phases = phase_names(sides, lengths)
-    named = {"forced": "every answer of full length", "natural": "answers that end by themselves"}[lengths] if len(workload.lengths) > 1 else "median"
+    named = _LENGTHS[lengths] if len(workload.lengths) > 1 else "median"
     lines = [
         f"| {named}, seconds | total [lowest, highest] | " + " | ".join(phases) + " | tokens/s | CPU s | peak MiB | others' cores |",
         "|---|--:|" + "--:|" * (len(phases) + 4),
@@ -145,7 +159,8 @@ def goals_table(results: Mapping[str, Mapping[str, Any]]) -> str:
         result = results[name]
         ours = next((side for side in result["sides"] if side["ours"]), None)
         for numerics, goal in workload.goals.items():
-            lines += _goal_rows(workload, ours, [side for side in result["sides"] if side["numerics"] == numerics and not side["ours"]], goal)
+            peers = [side for side in result["sides"] if side["numerics"] == numerics and not side["ours"]]
+            lines += _goal_rows(workload, ours, peers, goal)
     return "\n".join(lines) + "\n"
 
 
@@ -168,11 +183,15 @@ def section(results: Mapping[str, Mapping[str, Any]], places: Mapping[str, str])
     """The whole section of RESULTS.md, markers included. ``places``: where the raw numbers of each result lie."""
     ordered = [name for name in WORKLOADS if name in results]
     lines = [BEGIN, "## Speed against peers", ""]
-    lines += ["Made by `python -m bench.peers table` from the raw numbers in " + ", ".join(f"`{places[name]}`" for name in ordered) + ".", ""]
     lines += [
-        "Each side is loaded once and stopped dead (SIGSTOP) while another measures; rounds go A B C A B C. The peer's settings are tried first "
-        "(all are listed), and the best of each precision takes part. \"Same\" precision: float32 weights and optimiser, bfloat16 products. "
-        "A ratio is taken within each round. \"Others' cores\": the most that other processes used during a measurement, 0 on a quiet machine.",
+        "Made by `python -m bench.peers table` from the raw numbers in " + ", ".join(f"`{places[name]}`" for name in ordered) + ".",
+        "",
+    ]
+    lines += [
+        "Each side is loaded once and stopped dead (SIGSTOP) while another measures; rounds go A B C A B C. The peer's settings are tried "
+        "first (all are listed), and the fastest of each precision takes part: float32 weights with autocast to bfloat16, which is Tether's, "
+        "and any other. A ratio is taken within each round. Others' cores: the most that other processes used during a measurement, 0 on a "
+        "quiet machine.",
         "",
         goals_table(results),
     ]

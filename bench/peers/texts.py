@@ -20,7 +20,7 @@ SILENT_TOKEN = 16
 side, all answers have their full length, and no side pays for suppressing another one."""
 
 _DATA = Path(__file__).parents[2] / "src" / "tether" / "recipes_data"
-_FILLER = "Answer in a friendly way and give one short example that a beginner could follow at home today".split()
+_FILLER = ("Answer in a friendly way", "and give one short example", "that a beginner could follow", "at home today")
 
 
 def fit(sentences: Sequence[str], count: Callable[[str], int], target: int) -> str:
@@ -35,7 +35,7 @@ def fit(sentences: Sequence[str], count: Callable[[str], int], target: int) -> s
         if count(f"{text} {sentence}") > target:
             break
         text = f"{text} {sentence}"
-    for word in cycle(_FILLER):
+    for word in cycle(" ".join(_FILLER).split()):
         if count(text) >= target or count(f"{text} {word}") > target:
             return text
         text = f"{text} {word}"
@@ -71,7 +71,8 @@ def given(sizes: Sizes, model: Path) -> dict[str, Any]:
         "prompt_ids": [ids(text) for text in texts],
         "responses": [list(islice(stream, sizes.response_tokens)) for _ in range(sizes.prompts * sizes.samples)],
         "pairs": [
-            {"prompt": prompt, "chosen": list(islice(stream, answers)), "rejected": list(islice(stream, answers))} for prompt in pair_prompts
+            {"prompt": prompt, "chosen": list(islice(stream, answers)), "rejected": list(islice(stream, answers))}
+            for prompt in pair_prompts
         ],
         "silent_token": SILENT_TOKEN,
     }

@@ -37,7 +37,7 @@ QUICK = Sizes(prompts=2, samples=2, prompt_tokens=50, response_tokens=8, pairs=2
 
 @dataclass(frozen=True)
 class Variant:
-    """One side. ``numerics``: "same" where weights, gradients and optimiser are float32 and products bfloat16, as Tether's; else "other"."""
+    """One side. ``numerics``: "same" where weights, gradients and optimiser are float32 and products bfloat16, as ours; else "other"."""
 
     name: str
     environment: str
@@ -72,10 +72,12 @@ class Workload:
         return sizes if sizes == QUICK else replace(sizes, **self.sizes)
 
     def choose(self, names: Sequence[str]) -> tuple[Variant, ...]:
-        """The variants of those names; without names those that are run by default. Raises ValueError for a name that is not there."""
+        """The variants of those names, and ours as shipped where none of them is ours; without names those that are run by default. Raises
+        ValueError for a name that is not there."""
         if unknown := set(names) - {variant.name for variant in self.variants}:
             raise ValueError(f"{self.name} has no variant {sorted(unknown)}; it has {[variant.name for variant in self.variants]}")
-        return tuple(variant for variant in self.variants if (variant.name in names if names else variant.default))
+        chosen = tuple(variant for variant in self.variants if (variant.name in names if names else variant.default))
+        return chosen if any(variant.ours for variant in chosen) else (self.variants[0], *chosen)
 
 
 def _ours(driver: str, name: str = "tether", default: bool = True, variables: Settings | None = None, **settings: Any) -> Variant:
@@ -83,7 +85,16 @@ def _ours(driver: str, name: str = "tether", default: bool = True, variables: Se
 
 
 def _peer(
-    environment: str, driver: str, name: str, weights: str, *, autocast: bool, rows: int = 0, tuned: bool = True, default: bool = True, **more: Any
+    environment: str,
+    driver: str,
+    name: str,
+    weights: str,
+    *,
+    autocast: bool,
+    rows: int = 0,
+    tuned: bool = True,
+    default: bool = True,
+    **more: Any,
 ) -> Variant:
     settings = {"weights": weights, "autocast": autocast, **({"rows_per_pass": rows} if rows else {}), **more}
     numerics = "same" if weights == "float32" and autocast else "other"
@@ -134,7 +145,16 @@ WORKLOADS: Mapping[str, Workload] = {
                 _ours("tether_online"),
                 _ours("tether_online", "tether, tuned allocator", **_TUNED),
                 *_GRPO,
-                _peer("trl", "trl_grpo", "trl bf16 weights, 8 rows, static cache", "bfloat16", autocast=False, rows=8, cache="static", default=False),
+                _peer(
+                    "trl",
+                    "trl_grpo",
+                    "trl bf16 weights, 8 rows, static cache",
+                    "bfloat16",
+                    autocast=False,
+                    rows=8,
+                    cache="static",
+                    default=False,
+                ),
             ),
             lengths=_ONLINE,
             goals={"same": 6, "other": 5},

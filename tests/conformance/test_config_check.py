@@ -14,6 +14,7 @@ import tether.algorithms.advantages as estimators
 import tether.models.policy as policies
 import tether.models.trunk as trunk
 import tether.run.learner as trainer
+import tether.run.rounds as rounds
 from tether.algorithms.policy_gradient import LossSum
 from tether.config import RunConfig
 from tether.errors import ConfigError
@@ -154,17 +155,21 @@ def test_an_update_without_the_temperature(check, monkeypatch):
     assert "temperature that one of the two passes lacks" in failure.advice
 
 
+def change_hidden_states(monkeypatch, change):
+    """What the policy reads of its trunk becomes ``change(hidden)``."""
+    honest = trunk.hidden_states
+    monkeypatch.setattr(policies, "hidden_states", lambda *args: replace(hidden := honest(*args), states_NH=change(hidden)))
+
+
 def test_logits_that_are_not_shifted(check, monkeypatch):
-    monkeypatch.setattr(policies, "before_live", lambda x_BTD, live_BT: x_BTD[:, 1:][live_BT[:, 1:]])
+    monkeypatch.setattr(trunk.HiddenStates, "before_live", lambda self, live_BT: self.states_NH[self.place_BT[live_BT]])
     failure = only_failure(check())
     assert failure.name == "sampler"
     assert "off by one position" in failure.advice
 
 
 def test_dropout(check, monkeypatch):
-    honest = trunk.hidden_states
-    dropout = torch.nn.Dropout(0.1)
-    monkeypatch.setattr(policies, "hidden_states", lambda *args: dropout(honest(*args)))
+    change_hidden_states(monkeypatch, lambda hidden: torch.nn.functional.dropout(hidden.states_NH, 0.1))
     monkeypatch.setattr(policies, "_head_is_plain", lambda model: True)
     verdict = check()
     failure = only_failure(verdict)
@@ -267,7 +272,7 @@ def _example(prompt_ids, completion_ids, live):
     ids=["prompt tokens in", "end token out"],
 )
 def test_a_wrong_mask(check, monkeypatch, mask, said):
-    monkeypatch.setattr(trainer, "sampled_example", lambda p, c: _example(p, c, mask(len(p), len(c))))
+    monkeypatch.setattr(rounds, "sampled_example", lambda p, c: _example(p, c, mask(len(p), len(c))))
     verdict = check()
     failure = only_failure(verdict)
     assert failure.name == "tokens"
@@ -277,28 +282,27 @@ def test_a_wrong_mask(check, monkeypatch, mask, said):
 
 
 def test_text_that_was_encoded_again(check, monkeypatch):
-    monkeypatch.setattr(trainer, "sampled_example", lambda p, c: _example(p, (*c[:-1], c[-1] ^ 1), [False] * len(p) + [True] * len(c)))
+    monkeypatch.setattr(rounds, "sampled_example", lambda p, c: _example(p, (*c[:-1], c[-1] ^ 1), [False] * len(p) + [True] * len(c)))
     failure = only_failure(check())
     assert failure.name == "tokens"
     assert "not its prompt and its sampled answer" in failure.said
 
 
 def test_a_model_that_sees_its_pads(check, monkeypatch):
-    honest = trunk.hidden_states
+    monkeypatch.setattr(trunk, "packs", lambda trunk: False)  # packed rows have no pads to see
 
-    def leaky(*args):
-        hidden_BTH = honest(*args)
-        return hidden_BTH + 0.01 * hidden_BTH[:, -1:]
+    def leaky(hidden):
+        hidden_BTH = hidden.states_NH[hidden.place_BT]
+        return (hidden_BTH + 0.01 * hidden_BTH[:, -1:]).flatten(0, 1)
 
-    monkeypatch.setattr(policies, "hidden_states", leaky)
+    change_hidden_states(monkeypatch, leaky)
     failure = only_failure(check())
     assert failure.name == "pads"
     assert "attention mask" in failure.advice
 
 
 def test_a_model_that_sees_the_other_rows(check, monkeypatch):
-    honest = trunk.hidden_states
-    monkeypatch.setattr(policies, "hidden_states", lambda *args: (h := honest(*args)) + 0.01 * h.mean((0, 1), keepdim=True))
+    change_hidden_states(monkeypatch, lambda hidden: hidden.states_NH + 0.01 * hidden.states_NH.mean(0))
     assert only_failure(check()).name == "pads"
 
 
@@ -317,8 +321,7 @@ def test_a_gradient_of_another_function(check, monkeypatch, fault):
         scaled = lambda x: x.detach() + 2 * (x - x.detach())  # noqa: E731
         monkeypatch.setattr(LossSum, "total", lambda self, *args: scaled(honest(self, *args)))
     else:  # the trunk is cut off: the tied embedding is trained as the head alone
-        honest_hidden = trunk.hidden_states
-        monkeypatch.setattr(policies, "hidden_states", lambda *args: honest_hidden(*args).detach())
+        change_hidden_states(monkeypatch, lambda hidden: hidden.states_NH.detach())
     failure = only_failure(check())
     assert failure.name == "gradient"
     assert "another function's gradient" in failure.advice

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import tether
 import torch
 from driver import Channel, Clock, Turnstile, versions
+
+import tether
 from tether.backends.compute import resolve_compute
 from tether.config import ComputeConfig
 from tether.rollout.local import LocalSampler

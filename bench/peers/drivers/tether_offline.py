@@ -11,9 +11,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import tether
 import torch
 from driver import Channel, Clock, Turnstile, versions
+
+import tether
 from tether.backends.compute import Compute, resolve_compute
 from tether.backends.local import LocalWorker
 from tether.config import ComputeConfig, DirectConfig, RewardModelConfig, SFTConfig

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import tether
 import torch
 from driver import Channel, Clock, Turnstile, noise, versions
+
+import tether
 from tether.backends.local import LocalWorker
 from tether.config import ComputeConfig
 from tether.models.reference import Reference

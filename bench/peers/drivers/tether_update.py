@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import tether
 import torch
 from driver import Channel, Clock, Turnstile, noise, versions
 from tether_online import phases_of, watch_parts
+
+import tether
 
 
 def main() -> None:

@@ -88,4 +88,3 @@ def watch_trainer(trainer: Any, clock: Clock) -> None:
     """The phases that every trainer of transformers has."""
     clock.wrap(trainer, "training_step", "update")
     clock.wrap(trainer, "_clip_grad_norm", "optimiser")
-

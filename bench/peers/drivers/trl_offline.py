@@ -59,9 +59,7 @@ def _sft(setup: Mapping[str, Any]) -> Any:
 def _reward_model(setup: Mapping[str, Any]) -> Any:
     from trl import RewardConfig, RewardTrainer
 
-    rows = [
-        {"chosen_ids": pair["prompt"] + pair["chosen"], "rejected_ids": pair["prompt"] + pair["rejected"]} for pair in setup["pairs"]
-    ]
+    rows = [{"chosen_ids": pair["prompt"] + pair["chosen"], "rejected_ids": pair["prompt"] + pair["rejected"]} for pair in setup["pairs"]]
     return RewardTrainer(
         classifier(setup),
         RewardConfig(**_given(setup, len(rows))),
@@ -80,7 +78,14 @@ def _dpo(setup: Mapping[str, Any]) -> Any:
             return dataset
 
     rows = [
-        {"prompt": "", "chosen": "", "rejected": "", "prompt_ids": pair["prompt"], "chosen_ids": pair["chosen"], "rejected_ids": pair["rejected"]}
+        {
+            "prompt": "",
+            "chosen": "",
+            "rejected": "",
+            "prompt_ids": pair["prompt"],
+            "chosen_ids": pair["chosen"],
+            "rejected_ids": pair["rejected"],
+        }
         for pair in setup["pairs"]
     ]
     return Tokenised(

@@ -17,7 +17,9 @@ def main() -> None:
     encoder = AutoTokenizer.from_pretrained(setup["model"])
     rows = sizes["prompts"] * sizes["samples"]
     prompts = [
-        encoder.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
+        encoder.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=True)[
+            "input_ids"
+        ]
         for text in setup["prompts"]
     ]
     engine = LLM(

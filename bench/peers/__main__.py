@@ -1,0 +1,79 @@
+"""Tether beside the libraries one would otherwise pick, in one run on this machine: A B A B, each in an environment of its own.
+
+    python -m bench.peers grpo [--rounds 3] [--quick]      one workload; `all` for every one
+    python -m bench.peers table                            the section "Speed against peers" of bench/RESULTS.md from the raw numbers
+
+Prints a table and writes bench/results/WHAT.json (with --quick: bench/results/quick/WHAT.json, which `table` does not read). The first run
+makes the environments under ~/.cache/tether-bench (TETHER_BENCH_HOME), which takes minutes and about 6 GB. Logs of the sides lie there too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.peers.run import Options, run, write
+from bench.peers.summary import replaced, result_text, section
+from bench.peers.workloads import WORKLOADS
+
+_BENCH = Path(__file__).parents[1]
+_RESULTS = _BENCH / "results"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, or write the tables."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=[*WORKLOADS, "all", "table", "variants"])
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each side (1 with --quick unless given)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: proves that everything runs, says nothing about speed")
+    parser.add_argument("--everyone", action="store_true", help="no trial of the settings: all variants take part in every round (memory!)")
+    parser.add_argument("--variants", nargs="+", default=[], metavar="NAME", help="only these and Tether, see `variants`")
+    parser.add_argument("--lengths", nargs="+", default=[], choices=["forced", "natural"], help="how answers end (default: both)")
+    parser.add_argument("--model", type=Path, default=Path.home() / ".cache" / "tether" / "smollm2", help="folder of the model")
+    options = parser.parse_args(arguments)
+    if options.what == "table":
+        return _tables()
+    if options.what == "variants":
+        for workload in WORKLOADS.values():
+            print(f"{workload.name}: " + "; ".join(v.name + ("" if v.default else " (only by name)") for v in workload.variants))
+        return 0
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    asked = Options(
+        rounds=1 if options.quick and "--rounds" not in given else options.rounds,
+        model=options.model.expanduser(),
+        folder=_RESULTS / "quick" if options.quick else _RESULTS,
+        command="python -m bench.peers " + shlex.join(given),
+        quick=options.quick,
+        everyone=options.everyone,
+        variants=options.variants,
+        lengths=options.lengths,
+    )
+    names = list(WORKLOADS) if options.what == "all" else [options.what]
+    done: dict[str, Any] = {}
+    for name in names:
+        shared = done.get("update") if name == "reference" else None  # the same steps; other phases are compared
+        done[name] = run(WORKLOADS[name], asked) if shared is None else write({**shared, "what": name}, asked)
+        print(result_text(done[name]), flush=True)
+    return 0
+
+
+def _tables() -> int:
+    results = {name: json.loads(path.read_text()) for name in WORKLOADS if (path := _RESULTS / f"{name}.json").exists()}
+    if not results:
+        print(f"there is no result in {_RESULTS}: run `python -m bench.peers all` first", file=sys.stderr)
+        return 1
+    page = _BENCH / "RESULTS.md"
+    page.write_text(replaced(page.read_text(), section(results, {name: f"bench/results/{name}.json" for name in results})))
+    print(f"{page}: {', '.join(results)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,239 @@
+"""One workload from its environments to its result file: roofline, the peer's settings tried, the best of them against Tether in rounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.peers import environments, texts
+from bench.peers.sides import Side, SideFailed
+from bench.peers.summary import seconds_of, spread
+from bench.peers.workloads import FULL, QUICK, Sizes, Variant, Workload
+from bench.roofline import Roof, generate_floor_s, read_dims, update_floor_s
+
+__all__ = ["Options", "finalists", "run", "write"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run. ``variants``: names to take instead of the usual ones; ``everyone``: all of them take part in every round."""
+
+    rounds: int
+    model: Path
+    folder: Path
+    command: str
+    quick: bool = False
+    everyone: bool = False
+    variants: Sequence[str] = ()
+    lengths: Sequence[str] = ()
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of every measurement."""
+        return QUICK if self.quick else FULL
+
+
+def run(workload: Workload, options: Options) -> dict[str, Any]:
+    """Measure, and write ``folder/NAME.json`` after every round, so that what was measured survives an interruption."""
+    sizes = workload.sized(options.sizes)
+    wanted = workload.choose(options.variants)
+    lengths = tuple(name for name in workload.lengths if not options.lengths or name in options.lengths) or workload.lengths
+    setup = _setup(workload, sizes, options.model)
+    result: dict[str, Any] = {
+        "what": workload.name,
+        "command": options.command,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "quick": options.quick,
+        "rounds": 0,
+        "lengths": list(lengths),
+        "sizes": asdict(sizes),
+        "machine": _machine(),
+        "versions": {name: environments.installed(environments.ensure(name)) for name in dict.fromkeys(v.environment for v in wanted)},
+        "roofline": _roofline(options),
+    }
+    result["tried"] = [] if options.everyone else _try_each([v for v in wanted if not v.ours], wanted, workload, setup, options)
+    taking_part = wanted if options.everyone else finalists(wanted, result["tried"], workload)
+    _rounds(taking_part, lengths, workload, setup, options, result)
+    after = _roofline(options)
+    result["roofline"] = {
+        name: max(value, after[name]) if isinstance(value, float) else value for name, value in result["roofline"].items()
+    }
+    result["roofline_share"] = _shares(result, workload, sizes, options.model)
+    write(result, options)
+    return result
+
+
+def finalists(variants: Sequence[Variant], tried: Sequence[Mapping[str, Any]], workload: Workload) -> list[Variant]:
+    """Ours, and of each precision of the peers the variant whose trial was fastest; those with no rival were not tried."""
+    seconds = {one["name"]: seconds_of(one["measure"], workload.phases) for one in tried if "measure" in one}
+    failed = {one["name"] for one in tried if "failed" in one}
+    chosen = [variant for variant in variants if variant.ours]
+    for numerics in dict.fromkeys(variant.numerics for variant in variants if not variant.ours):
+        rivals = [v for v in variants if not v.ours and v.numerics == numerics and v.name not in failed]
+        if rivals:
+            chosen.append(min(rivals, key=lambda variant: seconds.get(variant.name, 0.0)))
+    return chosen
+
+
+# ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _setup(workload: Workload, sizes: Sizes, model: Path) -> dict[str, Any]:
+    return {
+        "what": "update" if workload.name == "reference" else workload.name,
+        "model": str(model),
+        "sizes": asdict(sizes),
+        "beta": 0.05,
+        "learning_rate": 1e-6,
+        **texts.given(sizes, model),
+    }
+
+
+def _try_each(
+    peers: Sequence[Variant], variants: Sequence[Variant], workload: Workload, setup: Mapping[str, Any], options: Options
+) -> list[dict[str, Any]]:
+    """The first step of every peer's variant that has a rival of the same precision; the second where the first one compiles."""
+    tried = []
+    for variant in peers:
+        if sum(other.numerics == variant.numerics for other in peers) < 2:
+            continue
+        try:
+            with _side(variant, workload, setup, options) as side:
+                measure = side.measure(lengths="forced")
+                if variant.settings.get("compile"):
+                    measure = side.measure(lengths="forced")
+                _check(side, measure, "forced", setup, workload)
+            tried.append({"name": variant.name, "numerics": variant.numerics, "settings": dict(variant.settings), "measure": measure})
+            _say(f"tried {variant.name}: {seconds_of(measure, workload.phases):.1f} s, peak {measure['peak_mib']:,.0f} MiB")
+        except SideFailed as error:
+            tried.append({"name": variant.name, "numerics": variant.numerics, "settings": dict(variant.settings), "failed": str(error)})
+            _say(f"FAILED {error}")
+    return tried
+
+
+def _rounds(
+    variants: Sequence[Variant],
+    lengths: Sequence[str],
+    workload: Workload,
+    setup: Mapping[str, Any],
+    options: Options,
+    result: dict[str, Any],
+) -> None:
+    """Load every side, warm it up, then A B C A B C; the results of a side go into ``result`` as they come."""
+    loaded: list[tuple[Side, dict[str, Any]]] = []
+    result["sides"] = []
+    try:
+        for variant in variants:
+            try:
+                side = _side(variant, workload, setup, options)
+                warm = {kind: side.measure(lengths=kind) for kind in lengths}
+                _check(side, warm.get("forced"), "forced", setup, workload)
+            except SideFailed as error:
+                _say(f"FAILED {error}")
+                result.setdefault("failed", []).append({"name": variant.name, "failed": str(error)})
+                continue
+            told: dict[str, Any] = {
+                "name": variant.name,
+                "ours": variant.ours,
+                "numerics": variant.numerics,
+                "settings": dict(variant.settings),
+                "variables": dict(variant.variables),
+                "facts": side.facts,
+                "warm_up": warm,
+                "measures": {kind: [] for kind in lengths},
+            }
+            result["sides"].append(told)
+            loaded.append((side, told))
+            _say(f"loaded and warm: {variant.name}")
+        for number in range(options.rounds):
+            for kind in lengths:
+                for side, told in loaded:
+                    measure = side.measure(lengths=kind)
+                    told["measures"][kind].append(measure)
+                    _say(
+                        f"round {number + 1}, {kind}, {told['name']}: {measure['seconds']['total']:.1f} s, "
+                        f"{measure['tokens']['response']} answer tokens, others used {measure['disturbed']:.2f} cores"
+                    )
+            result["rounds"] = number + 1
+            write(result, options)
+    finally:
+        for side, _ in loaded:
+            side.close()
+
+
+def _side(variant: Variant, workload: Workload, setup: Mapping[str, Any], options: Options) -> Side:
+    name = "".join(letter if letter.isalnum() else "-" for letter in variant.name)
+    return Side(variant, setup, environments.HOME / "logs" / f"{workload.name}-{name}.log")
+
+
+def _check(side: Side, measure: Mapping[str, Any] | None, lengths: str, setup: Mapping[str, Any], workload: Workload) -> None:
+    """Both sides must do the same work: prompts of the same length, and answers of the full one where that is forced."""
+    sizes = setup["sizes"]
+    if told := side.facts.get("prompt_tokens"):
+        wanted = [len(ids) for ids in setup["prompt_ids"]]
+        if told != wanted:
+            side.close()
+            raise SideFailed(f"{side.variant.name}: prompts have {told} tokens, expected {wanted}")
+    full = sizes["prompts"] * sizes["samples"] * sizes["response_tokens"]
+    if measure is not None and workload.tokens == "response" and measure["tokens"]["response"] != full:
+        side.close()
+        raise SideFailed(f"{side.variant.name}: {measure['tokens']['response']} answer tokens, expected {full} ({lengths})")
+
+
+def _roofline(options: Options) -> dict[str, Any]:
+    """In a process of its own, so that its buffers are gone before anything is measured."""
+    seconds = "0.02" if options.quick else "0.4"
+    command = [sys.executable, "-m", "bench.roofline", "--json", "--model", str(options.model), "--seconds", seconds]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    return json.loads(done.stdout)
+
+
+def _shares(result: Mapping[str, Any], workload: Workload, sizes: Sizes, model: Path) -> dict[str, dict[str, float]]:
+    """By kind of lengths and phase: the floor of our side over its median time. Only where answers have the full length."""
+    ours = next((side for side in result["sides"] if side["ours"]), None)
+    measures = ours["measures"].get("forced") if ours else None
+    if not measures or workload.tokens != "response" or workload.name == "reference":
+        return {}
+    dims, told = read_dims(model), result["roofline"]
+    roof = Roof(told["bf16_tflops"], told["fp32_tflops"], told["read_gbs"], told["copy_gbs"], {})
+    counts = (sizes.prompts, sizes.samples, sizes.prompt_tokens, sizes.response_tokens)
+    floors = {"update": update_floor_s(dims, roof, *counts), "generate": generate_floor_s(dims, roof, *counts)}
+    taken = {phase: [m["seconds"][phase] for m in measures if m["seconds"].get(phase)] for phase in floors}
+    return {"forced": {phase: floors[phase] / spread(seconds).median for phase, seconds in taken.items() if seconds}}
+
+
+def _machine() -> dict[str, Any]:
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "?"
+    )
+    flags = Path("/proc/cpuinfo").read_text()
+    huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return {
+        "processor": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "matrix units": ", ".join(flag for flag in ("amx_bf16", "avx512_bf16") if flag in flags) or "none for bf16",
+        "memory GiB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "huge pages": huge.read_text().split("[")[1].split("]")[0] if huge.exists() else "?",
+        "kernel": platform.release(),
+    }
+
+
+def write(result: dict[str, Any], options: Options) -> dict[str, Any]:
+    """The result as a file of the folder, whole or not at all. Returns it."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    path = options.folder / f"{result['what']}.json"
+    path.with_suffix(".part").write_text(json.dumps(result, indent=1) + "\n")
+    path.with_suffix(".part").replace(path)
+    return result
+
+
+def _say(text: str) -> None:
+    print(f"{datetime.now(UTC):%H:%M:%S} {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,172 @@
+"""What this machine could do at best: rates of matrix products at the model's shapes, rate of reading memory, and floors that follow.
+
+    python -m bench.roofline [--model DIR] [--seconds 0.4] [--json]
+
+A product counts 2 M K N operations. The roof of a phase is the larger of its operations over the best rate that any shape reached, and of
+the bytes that it must read over the rate of reading. The floor of a phase at that roof, over the measured time, is its share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Dims", "Roof", "generate_floor_s", "main", "measure", "read_dims", "update_floor_s"]
+
+_BF16 = 2  # bytes
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The sizes of a Llama model."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+
+    @property
+    def body_weights(self) -> int:
+        """Weights of the linear layers, without embedding and output head."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def head_weights(self) -> int:
+        """Weights of the output head."""
+        return self.hidden * self.vocabulary
+
+    @property
+    def cache_bytes(self) -> int:
+        """Keys and values of one position, in bfloat16."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * _BF16
+
+    def forward_flop(self, tokens: int, heads: int, context: float) -> float:
+        """Operations of a forward pass: ``tokens`` positions that see ``context`` each on average, ``heads`` of them with logits."""
+        attention = 4 * self.layers * self.heads * self.head_dim * context
+        return tokens * (2 * self.body_weights + attention) + heads * 2 * self.head_weights
+
+
+@dataclass(frozen=True)
+class Roof:
+    """Best rates: products in TFLOP/s, reading in GB/s; ``shapes``: the rate of every shape."""
+
+    bf16_tflops: float
+    fp32_tflops: float
+    read_gbs: float
+    copy_gbs: float
+    shapes: dict[str, float]
+
+
+def read_dims(folder: Path) -> Dims:
+    """From the model's config.json."""
+    config = json.loads((folder / "config.json").read_text())
+    heads = config["num_attention_heads"]
+    return Dims(
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["num_hidden_layers"],
+        heads,
+        config.get("num_key_value_heads", heads),
+        config.get("head_dim") or config["hidden_size"] // heads,
+        config["vocab_size"],
+    )
+
+
+def update_floor_s(dims: Dims, roof: Roof, prompts: int, samples: int, prompt_tokens: int, response_tokens: int) -> float:
+    """Forward and backward of a group update (three forward passes' worth), each group's prompt counted once, logits at answers alone."""
+    answers = prompts * samples * response_tokens
+    forward = dims.forward_flop(prompts * prompt_tokens, 0, prompt_tokens / 2)
+    forward += dims.forward_flop(answers, answers, prompt_tokens + response_tokens / 2)
+    return 3 * forward / (roof.bf16_tflops * 1e12)
+
+
+def generate_floor_s(dims: Dims, roof: Roof, prompts: int, samples: int, prompt_tokens: int, response_tokens: int) -> float:
+    """One prompt pass, then a step a token: its products, or reading all weights, every prompt's keys and values once and each answer's."""
+    rows = prompts * samples
+    start = dims.forward_flop(prompts * prompt_tokens, rows, prompt_tokens / 2) / (roof.bf16_tflops * 1e12)
+    weights = _BF16 * (dims.body_weights + dims.head_weights)
+    total = start
+    for step in range(1, response_tokens):
+        flop = dims.forward_flop(rows, rows, prompt_tokens + step)
+        read = weights + dims.cache_bytes * (prompts * prompt_tokens + rows * step)
+        total += max(flop / (roof.bf16_tflops * 1e12), read / (roof.read_gbs * 1e9))
+    return total
+
+
+def measure(dims: Dims, seconds: float = 0.4) -> Roof:
+    """The rates of this machine now, each the best of repeats over ``seconds``. Takes about half a minute."""
+    import torch
+
+    torch.manual_seed(0)
+    shapes: dict[str, float] = {}
+    best = {"bf16": 0.0, "fp32": 0.0}
+    with torch.inference_mode():
+        for rows in (64, 1024, 2048, 8192):
+            for inner, outer in _products(dims):
+                if rows * outer > 2**28:  # logits of a whole batch are never made at once
+                    continue
+                for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+                    left, right = torch.randn(rows, inner, dtype=dtype), torch.randn(outer, inner, dtype=dtype)
+                    rate = 2 * rows * inner * outer / _fastest(_product(left, right), seconds) / 1e12
+                    shapes[f"{name} {rows} x {inner} x {outer}"] = rate
+                    best[name] = max(best[name], rate)
+        line = torch.ones(2**28)  # 1 GiB, far outside every cache
+        target = torch.empty_like(line)
+        read = line.nbytes / _fastest(line.sum, 3 * seconds) / 1e9
+        copy = 2 * line.nbytes / _fastest(lambda: target.copy_(line), 3 * seconds) / 1e9
+    return Roof(best["bf16"], best["fp32"], read, copy, shapes)
+
+
+def _products(dims: Dims) -> Sequence[tuple[int, int]]:
+    """(inner, outer) of the model's linear layers, each once."""
+    query, key = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
+    found = [(dims.hidden, query), (dims.hidden, key), (dims.hidden, dims.intermediate), (dims.intermediate, dims.hidden)]
+    return list(dict.fromkeys([*found, (dims.hidden, dims.vocabulary)]))
+
+
+def _product(left: Any, right: Any) -> Callable[[], Any]:
+    from torch.nn.functional import linear
+
+    return lambda: linear(left, right)
+
+
+def _fastest(call: Callable[[], Any], seconds: float) -> float:
+    call()
+    best, end = math.inf, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        started = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", type=Path, default=Path.home() / ".cache" / "tether" / "smollm2")
+    parser.add_argument("--seconds", type=float, default=0.4)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    roof = measure(read_dims(options.model), options.seconds)
+    if options.json:
+        print(json.dumps(asdict(roof)))
+        return 0
+    for shape, rate in roof.shapes.items():
+        print(f"{shape:28} {rate:6.2f} TFLOP/s")
+    print(f"best: bf16 {roof.bf16_tflops:.2f}, fp32 {roof.fp32_tflops:.2f} TFLOP/s")
+    print(f"memory: read {roof.read_gbs:.1f}, copy {roof.copy_gbs:.1f} GB/s")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
