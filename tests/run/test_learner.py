@@ -74,7 +74,7 @@ def test_case_B5_dropout_in_the_checkpoint_does_not_move_the_ratio(tiny_folder):
 
 
 def test_a_policy_that_moves_between_the_passes_is_refused(policy, monkeypatch):
-    made = learner(policy)
+    made = learner(policy, epochs=2)
     honest = made._experience
 
     def moved(*arguments):

@@ -311,3 +311,41 @@ def test_a_sampler_correction_needs_what_the_sampler_reported(policy):
 def test_without_a_correction_missing_sampler_numbers_are_no_matter(policy):
     metrics = OnlineLearner(policy, Reference.frozen_copy(policy), config_of("grpo"), COMPUTE).learn(rows())
     assert metrics["sampler_gap_max"] == 0
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dapo", "rloo", "ppo"])
+def test_the_old_log_probabilities_of_a_single_update_are_its_own_and_nothing_else_changes(kind, policy):
+    config = config_of(kind, steps=2, samples_per_prompt=2, optim={"learning_rate": 1e-2}, entropy_coef=0.01)
+    start = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+
+    def two_rounds(once):
+        policy.load_state_dict(start)
+        learner = OnlineLearner(policy, Reference.frozen_copy(policy), config, COMPUTE)
+        assert learner.old_from_update == (kind in {"grpo", "dapo"})  # rloo: KL in the reward, ppo: values
+        learner.old_from_update &= once
+        told = [learner.learn(rows()) for _ in range(2)]
+        return [{name: value for name, value in one.items() if not name.endswith("seconds")} for one in told], flat(policy)
+
+    if kind == "ppo":
+        policy.ensure_value_head()
+        start = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    ours, expected = two_rounds(once=True), two_rounds(once=False)
+    assert ours[0] == expected[0]
+    assert torch.equal(ours[1], expected[1])
+
+
+def test_it_saves_a_pass_of_the_policy(policy, monkeypatch):
+    passes = []
+    honest = Policy.forward_response
+    monkeypatch.setattr(Policy, "forward_response", lambda self, *args, **kw: (passes.append(self is policy), honest(self, *args, **kw))[1])
+    OnlineLearner(policy, Reference.frozen_copy(policy), config_of("grpo", samples_per_prompt=2), COMPUTE).learn(rows())
+    assert passes == [False, True]  # the reference, the update
+
+
+def test_a_policy_that_is_not_finite_in_its_only_pass_skips_the_round(policy):
+    learner = OnlineLearner(policy, Reference.frozen_copy(policy), config_of("grpo", samples_per_prompt=2), COMPUTE)
+    with torch.no_grad():
+        policy.model.model.norm.weight.fill_(torch.nan)
+    before = flat(policy)
+    assert learner.learn(rows())["skipped_steps"] == 1
+    assert torch.equal(flat(policy).nan_to_num(), before.nan_to_num())

@@ -146,7 +146,7 @@ def filter_logits(
     no cost. Raises ValueError outside temperature > 0, top_k >= 0, 0 < top_p <= 1. Example: probabilities .5
     .3 .2, top_p .6 -> keep [1, 1, 0], log_kept_mass log .8 = -0.223144.
     """
-    _check_temperature(temperature)
+    check_temperature(temperature)
     if top_k < 0 or not 0 < top_p <= 1:
         raise ValueError(f"expected top_k >= 0 and 0 < top_p <= 1, got top_k {top_k}, top_p {top_p}")
     scaled_NV = full_precision(logits_NV)
@@ -197,7 +197,7 @@ def _by_chunks(
     """Apply `function` to chunks of positions, recomputing each in the backward pass instead of keeping
     it.
     """
-    _check_temperature(temperature)
+    check_temperature(temperature)
     chunk = max(1, CHUNK_ELEMENTS // max(1, logits_NV.shape[-1]))
     parts = list(zip(logits_NV.split(chunk), tokens_N.split(chunk), mask_N.split(chunk), strict=True))
     if len(parts) == 1:
@@ -236,7 +236,8 @@ def _keep_top_p(logits_NV: Tensor, top_p: float) -> Tensor:
     return torch.zeros_like(kept_NV).scatter(-1, order_NV, kept_NV)
 
 
-def _check_temperature(temperature: float) -> None:
+def check_temperature(temperature: float) -> None:
+    """Raises ValueError for a temperature that is not above 0 (a greedy policy has no gradient), or not finite."""
     if not 0 < temperature < float("inf"):
         raise ValueError(
             f"temperature must be above 0, got {temperature}: "

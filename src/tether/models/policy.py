@@ -16,6 +16,7 @@ from ..errors import ModelError
 from ..text.chat import ChatFormat
 from . import files
 from .adapters import LoraSpec, add_lora, merged_weights
+from .head import chosen_logprobs, is_fused
 from .packed import enable_packing
 from .resolve import resolve_model
 from .trunk import (
@@ -119,11 +120,14 @@ class Policy(nn.Module):
         hidden_NH, outputs_N = self._before_tokens(batch, live_BT)
         output_head = _output_head(self.model)
         vocabulary = output_head.weight.shape[0]
-        head = output_head if self.head_is_plain else nn.Identity()
-        chosen = select_by_chunks(head, outputs_N, tokens_N, temperature, vocabulary, entropy=entropy)
+        if self.head_is_plain and is_fused(output_head):
+            logprobs_N, entropy_N = chosen_logprobs(output_head.weight, outputs_N, tokens_N, temperature, entropy=entropy)
+        else:
+            head = output_head if self.head_is_plain else nn.Identity()
+            logprobs_N, entropy_N = select_by_chunks(head, outputs_N, tokens_N, temperature, vocabulary, entropy=entropy)
         return ResponseOutput(
-            spread(chosen.logprobs_N, live_BT),
-            None if chosen.entropy_N is None else spread(chosen.entropy_N, live_BT),
+            spread(logprobs_N, live_BT),
+            None if entropy_N is None else spread(entropy_N, live_BT),
             spread(head_values(self.value_head, hidden_NH), live_BT) if values and self.value_head else None,
         )
 

@@ -34,16 +34,6 @@ class TokenRows(Protocol):
     def response_mask_BT(self) -> Bool[Tensor, "B T"]: ...
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """Per live token: its log-probability and, when asked for, the entropy of its distribution (nats,
-    float32)."""
-
-    logprobs_N: Tensor
-    entropy_N: Tensor | None
-
-
 def model_inputs(batch: TokenRows, device: torch.device) -> dict[str, Tensor]:
     """Keyword arguments for a causal transformer.
 
@@ -112,8 +102,9 @@ def spread(x_N: Tensor, live_BT: Tensor) -> Float[Tensor, "B T"]:
 
 def select_by_chunks(
     head: Head, hidden_NH: Tensor, tokens_N: Tensor, temperature: float, vocabulary: int, *, entropy: bool
-) -> Selected:
-    """Head and softmax over chunks of positions, recomputed in the backward pass: never [N, V] at once."""
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities of the tokens and, when asked for, entropies, for heads that `models.head` does not serve: over chunks of
+    positions, recomputed in the backward pass."""
     size = max(1, CHUNK_ELEMENTS // vocabulary)
     graph = torch.is_grad_enabled()
 
@@ -127,4 +118,4 @@ def select_by_chunks(
         for h, t in zip(hidden_NH.split(size), tokens_N.split(size), strict=True)
     ]
     entropies = [e for _, e in parts if e is not None]
-    return Selected(torch.cat([p for p, _ in parts]), torch.cat(entropies) if entropy else None)
+    return torch.cat([p for p, _ in parts]), torch.cat(entropies) if entropy else None

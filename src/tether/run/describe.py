@@ -11,7 +11,6 @@ from torch import Tensor
 from tether.algorithms.experience import Annotated, Experience
 from tether.algorithms.policy_gradient import LossSum, OnlineConfig, StepCounts
 from tether.config import ActorCriticConfig
-from tether.data.batches import PolicyBatch
 from tether.maths.kl import KLEstimator, kl_tokens, kl_units
 from tether.maths.masked import masked_mean
 from tether.maths.policy_loss import PolicyStats
@@ -31,9 +30,11 @@ _ALL_DEAD = (
 _LOG = logging.getLogger(__name__)
 
 
-def describe_round(metrics: MetricSums, experience: Experience, annotated: Annotated, batch: PolicyBatch, beta: float) -> None:
+def describe_round(
+    metrics: MetricSums, experience: Experience, annotated: Annotated, sampler_logprobs_BT: Tensor, beta: float
+) -> None:
     """The numbers of the policy that sampled, before the update."""
-    kl_sequence = describe_sampled(metrics, experience, batch.sampler_logprobs_BT, beta)
+    kl_sequence = describe_sampled(metrics, experience, sampler_logprobs_BT, beta)
     metrics.add("reward_with_kl", float(experience.scores_B.mean()) - beta * kl_sequence)
     if annotated.num_groups < len(experience.scores_B):  # groups of one have no spread to speak of
         metrics.add("dead_group_share", float(annotated.dead_groups), float(annotated.num_groups))

@@ -35,7 +35,7 @@ from tether.models.value import Critic
 from tether.run.describe import describe_round, describe_step, warn_of_negative_kl
 from tether.run.evidence import text_tensors
 from tether.run.rounds import RoundLearner
-from tether.run.rows import RolloutRow, filler_after, part_tensors, policy_batch
+from tether.run.rows import RolloutRow, filler_after, part_tensors, policy_batch, sampler_logprobs
 from tether.state import State
 
 __all__ = ["RATIO_TOLERANCE", "OnlineLearner", "check_first_ratio", "packed_rows"]
@@ -89,6 +89,8 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
         )
         self.critic = critic
         self.controller = KLController.from_config(config.kl)
+        self.old_from_update = _reads_policy_once(config)
+        """Whether the old log-probabilities of a round are those of its one update, which saves a pass."""
 
     def _learn(self, rows: Sequence[RolloutRow], texts: TextBatch, part_weights: Sequence[float]) -> MetricSums:
         metrics = MetricSums()
@@ -98,11 +100,12 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
         annotated = annotate(experience, self.config, self.controller.beta)
         batch = policy_batch(texts, experience, annotated, rows, needs_sampler=corrects_sampler(self.config.sampler_correction))
         metrics.add("annotate_seconds", time.perf_counter() - started)
-        describe_round(metrics, experience, annotated, batch, self.controller.beta)
-        warn_of_negative_kl(experience)
         started = time.perf_counter()
         self._update(batch, plan, metrics)
         metrics.add("update_seconds", time.perf_counter() - started)
+        told_BT = sampler_logprobs(experience.old_logprobs_BT, texts.response_mask_BT, rows)
+        describe_round(metrics, experience, annotated, told_BT, self.controller.beta)
+        warn_of_negative_kl(experience)
         self._advance_controller(experience)
         return metrics
 
@@ -148,12 +151,13 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
             part = texts.rows(micro)
             width = part.token_ids_BT.shape[1]
             with one_pass(micro, part.token_ids_BT.numel()):
-                output = self._forward(part, entropy=True)
-                require_finite("old_logprobs", output.logprobs_BT, part.response_mask_BT)
                 with self.compute.autocast():
                     ref_BT[index, :width] = self.reference.logprobs(part, self.config.sampling.temperature)
-            assert output.entropy_BT is not None
-            metrics.add("entropy", float(masked_sum(output.entropy_BT, part.response_mask_BT)), float(part.response_mask_BT.sum()))
+                if self.old_from_update:
+                    continue
+                output = self._forward(part, entropy=True)
+                require_finite("old_logprobs", output.logprobs_BT, part.response_mask_BT)
+            _add_entropy(metrics, output, part)
             old_BT[index, :width] = output.logprobs_BT
             if with_values:
                 assert output.values_BT is not None
@@ -215,6 +219,8 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
         try:
             return self._optimiser_step(batch, step, metrics, check_ratio=first)
         except NonFiniteError as error:
+            if self.old_from_update:
+                raise  # nothing of this round is known: it is skipped
             self._judge(self.worker.refuse(str(error)), batch, metrics)
             return True
 
@@ -245,6 +251,8 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
             part = batch.rows(micro)
             with one_pass(micro, part.text.token_ids_BT.numel()):
                 loss = self._microbatch(part, metrics, check_ratio=check_ratio)
+                if self.old_from_update:
+                    batch.old_logprobs_BT[list(micro), : part.old_logprobs_BT.shape[1]] = part.old_logprobs_BT
                 self.worker.accumulate(loss.value_term(counts, self.config) if self._pretrains_value else loss.total(self.config, counts))
             stats = loss.stats if stats is None else stats + loss.stats
             losses.append(loss)
@@ -257,9 +265,14 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
         return True
 
     def _microbatch(self, batch: PolicyBatch, metrics: MetricSums, *, check_ratio: bool) -> LossSum:
-        output = self._forward(batch.text, entropy=self.config.entropy_coef > 0)
+        """The loss of some rows. Where the old log-probabilities come from the update, they are filled in here."""
+        with_entropy = self.config.entropy_coef > 0
+        output = self._forward(batch.text, entropy=with_entropy or self.old_from_update)
         mask_BT = batch.text.response_mask_BT
         assert batch.ref_logprobs_BT is not None
+        if self.old_from_update:
+            batch.old_logprobs_BT.copy_(output.logprobs_BT.detach())
+            _add_entropy(metrics, output, batch.text)
         if check_ratio:
             check_first_ratio(output.logprobs_BT, batch.old_logprobs_BT, mask_BT, self.compute.dtype, metrics)
         return policy_loss(
@@ -271,7 +284,7 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
             self.config,
             self.controller.beta,
             sampler_logprobs_BT=batch.sampler_logprobs_BT,
-            entropy_BT=output.entropy_BT,
+            entropy_BT=output.entropy_BT if with_entropy else None,
             values_BT=output.values_BT,
             old_values_BT=batch.old_values_BT,
             returns_BT=batch.returns_BT,
@@ -280,6 +293,18 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
     def _advance_controller(self, experience: Experience) -> None:
         units = kl_units(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT)
         self.controller = self.controller.observed(float(units.seq_sum_mean_nats), len(experience.scores_B))
+
+
+def _reads_policy_once(config: OnlineConfig) -> bool:
+    """One optimiser step a round, and advantages that do not read the policy: no values, no KL in the reward."""
+    one_step = config.epochs == config.minibatches == 1
+    return one_step and not isinstance(config, ActorCriticConfig) and (config.kl.where == "loss" or config.kl.beta == 0)
+
+
+def _add_entropy(metrics: MetricSums, output: ResponseOutput, part: TextBatch) -> None:
+    assert output.entropy_BT is not None
+    total = masked_sum(output.entropy_BT.detach(), part.response_mask_BT)
+    metrics.add("entropy", float(total), float(part.response_mask_BT.sum()))
 
 
 def check_first_ratio(logprobs_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, dtype: torch.dtype, metrics: MetricSums) -> None:

@@ -133,6 +133,7 @@ def build_stage(origin: Origin, config: OnlineConfig, limits: Limits) -> Stage:
     notes = list(origin.notes)
     learner = pipeline._learner(origin.context, small, origin.start, _model_of_the_critic(origin, small, notes))
     assert isinstance(learner, OnlineLearner), f"{small.kind} is trained by a {type(learner).__name__}"
+    learner.old_from_update = False  # the pass before the update is what the checks compare with
     rubric = _rubric(origin, small, notes)
     prompts = load_prompts(small.prompts)
     if small.max_prompt_tokens is not None:

@@ -1,0 +1,227 @@
+"""The pure parts of ``bench.peers``: prompts, medians and ratios, the choice of the peer's setting, floors, the section of RESULTS.md.
+
+No time is asserted, and nothing heavy is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.peers import summary, texts
+from bench.peers.drivers import processes
+from bench.peers.run import finalists
+from bench.peers.workloads import QUICK, WORKLOADS, Variant, Workload
+from bench.roofline import Dims, Roof, generate_floor_s, update_floor_s
+
+DRIVERS = Path(processes.__file__).parent
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", [3, 8, 21, 60])
+def test_a_prompt_is_filled_with_sentences_and_then_words_to_its_length(target: int) -> None:
+    text = texts.fit(["How is it?", "Tell me why it is so.", "What is the best way to do it?"], words, target)
+    assert words(text) == target
+    assert text.startswith("How is it?")
+
+
+def test_a_prompt_that_is_too_long_is_said() -> None:
+    with pytest.raises(ValueError, match="more than 2"):
+        texts.fit(["How is it?"], words, 2)
+
+
+def test_prompts_differ_and_have_one_length() -> None:
+    questions = [f"What is number {n} good for?" for n in range(9)]
+    found = texts.prompt_texts(questions, 8, words, 40)
+    assert len(set(found)) == 8
+    assert {words(text) for text in found} == {40}
+
+
+def test_more_prompts_than_questions_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 prompts, and only 2"):
+        texts.prompt_texts(["One?", "Two?"], 3, words, 10)
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------------
+
+
+def measure(total: float, tokens: int = 1000, peak: float = 100.0, **phases: float) -> dict[str, Any]:
+    return {
+        "seconds": {**phases, "total": total},
+        "tokens": {"prompt": 500, "response": tokens},
+        "cpu_seconds": 2 * total,
+        "peak_mib": peak,
+        "disturbed": 0.125,
+        "stolen": 0.0,
+    }
+
+
+WHOLE = Workload("w", "Whole", ())
+PART = Workload("p", "Part", (), phases=("update", "optimiser"))
+
+
+def test_the_median_comes_with_its_extremes() -> None:
+    assert summary.spread([3.0, 1.0, 2.0]) == summary.Spread(2.0, 1.0, 3.0)
+    assert summary.spread([1234.5, 1.0, 2000.0]).text(1) == "1,234.5 [1.0, 2,000.0]"
+    with pytest.raises(ValueError, match="no measurement"):
+        summary.spread([])
+
+
+def test_ratios_are_of_rates_and_round_by_round() -> None:
+    # 1000 tokens in 2 s against 500 in 10 s: 500 / 50; then 1000 in 4 s against 1000 in 10 s: 250 / 100.
+    ours, theirs = [measure(2.0), measure(4.0)], [measure(10.0, tokens=500), measure(10.0)]
+    assert summary.ratios(ours, theirs, WHOLE) == [10.0, 2.5]
+
+
+def test_only_the_named_phases_are_compared() -> None:
+    ours = [measure(100.0, update=1.5, optimiser=0.5)]
+    theirs = [measure(1.0, update=6.0, optimiser=2.0)]
+    assert summary.ratios(ours, theirs, PART) == [4.0]
+
+
+def test_a_side_without_the_phase_gives_no_ratio() -> None:
+    assert summary.ratios([measure(1.0, update=1.0)], [measure(9.0)], PART) == []
+
+
+# -- the choice of the peer's setting ----------------------------------------------------------------------------------------
+
+OURS = Variant("tether", "tether", "d")
+SLOW, FAST = Variant("slow", "trl", "d"), Variant("fast", "trl", "d")
+BROKEN, ONLY = Variant("broken", "trl", "d", numerics="other"), Variant("only", "trl", "d", numerics="other")
+
+
+def test_the_fastest_of_each_precision_takes_part_and_a_broken_one_does_not() -> None:
+    tried = [
+        {"name": "slow", "measure": measure(9.0)},
+        {"name": "fast", "measure": measure(8.0)},
+        {"name": "broken", "failed": "Boom"},
+        {"name": "only", "measure": measure(20.0)},
+    ]
+    assert finalists([OURS, SLOW, FAST, BROKEN, ONLY], tried, WHOLE) == [OURS, FAST, ONLY]
+
+
+def test_without_trials_those_without_a_rival_take_part() -> None:
+    assert finalists([OURS, SLOW, ONLY], [], WHOLE) == [OURS, SLOW, ONLY]
+
+
+def test_every_workload_has_its_driver_and_one_default_of_ours_and_sizes_that_divide() -> None:
+    for workload in WORKLOADS.values():
+        assert all((DRIVERS / f"{variant.driver}.py").exists() for variant in workload.variants)
+        assert [variant.name for variant in workload.choose(()) if variant.ours] == ["tether"]
+        assert len({variant.name for variant in workload.variants}) == len(workload.variants)
+        assert workload.sized(QUICK) == QUICK
+    with pytest.raises(ValueError, match="no variant"):
+        WORKLOADS["sft"].choose(["nobody"])
+    assert [variant.name for variant in WORKLOADS["sft"].choose(["trl fp32, 16 rows"])] == ["tether", "trl fp32, 16 rows"]
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------------
+
+
+def result() -> dict[str, Any]:
+    def side(name: str, total: float, numerics: str, peak: float) -> dict[str, Any]:
+        measures = [measure(total * factor, tokens=8192, peak=peak, update=total / 2, other=total / 2) for factor in (1.0, 1.1, 0.9)]
+        return {"name": name, "ours": name == "tether", "numerics": numerics, "measures": {"forced": measures}}
+
+    return {
+        "what": "grpo",
+        "command": "python -m bench.peers grpo",
+        "date": "2026-11-30 00:00 UTC",
+        "rounds": 3,
+        "lengths": ["forced"],
+        "machine": {"processor": "EPYC", "cores": 2},
+        "versions": {"tether": {"torch": "2.13.0"}},
+        "roofline": {"bf16_tflops": 2.0, "fp32_tflops": 0.3, "read_gbs": 28.0, "copy_gbs": 20.0, "shapes": {}},
+        "roofline_share": {"forced": {"update": 0.25}},
+        "tried": [
+            {"name": "trl a", "measure": measure(100.0)},
+            {"name": "trl b", "failed": "trl b: no answer; log ends with\nRuntimeError: no"},
+        ],
+        "sides": [side("tether", 20.0, "same", 2000.0), side("trl a", 120.0, "same", 6000.0), side("trl c", 90.0, "other", 5000.0)],
+    }
+
+
+def test_a_result_becomes_a_table_with_its_ratios() -> None:
+    text = summary.result_text(json.loads(json.dumps(result())))
+    assert "| tether | 20.0 [18.0, 22.0] |" in text
+    assert "tether against trl a: 6.00 [6.00, 6.00] times the tokens/s (whole), 33% of its peak memory." in text
+    assert "tether against trl c: 4.50 [4.50, 4.50]" in text
+    assert "update: 25% of the roofline" in text
+    assert "trl a 100.0 s; trl b: failed (RuntimeError: no)" in text
+    columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
+    assert len(columns) == 1
+
+
+def test_goals_stand_beside_what_was_measured() -> None:
+    table = summary.goals_table({"grpo": result()})
+    assert "| grpo, forced | trl a | 6x | 6.00 [6.00, 6.00]x |" in table
+    assert "| grpo, forced, peak memory | trl a | 50% | 33% |" in table
+    assert "| grpo, forced | trl c | 5x | 4.50 [4.50, 4.50]x |" in table
+
+
+def test_the_section_is_replaced_and_the_rest_of_the_page_is_left_alone() -> None:
+    section = summary.section({"grpo": result()}, {"grpo": "bench/results/grpo.json"})
+    once = summary.replaced("# Results\n\nAbove.\n", section)
+    assert once.startswith("# Results\n\nAbove.\n\n")
+    page = once + "\n## Below\n"
+    again = summary.replaced(page, section.replace("EPYC", "Xeon"))
+    assert "EPYC" not in again
+    assert again.endswith("\n## Below\n")
+    assert summary.replaced(again, section) == page
+    with pytest.raises(ValueError, match="markers"):
+        summary.replaced(summary.BEGIN, section)
+
+
+# -- floors and processes ----------------------------------------------------------------------------------------------------
+
+
+def test_floors_follow_from_counts() -> None:
+    dims = Dims(hidden=4, intermediate=8, layers=1, heads=2, kv_heads=1, head_dim=2, vocabulary=10)
+    assert dims.body_weights == 4 * 2 * (2 * 2 + 2 * 1) + 3 * 4 * 8  # 144
+    assert dims.cache_bytes == 2 * 1 * 1 * 2 * 2
+    roof = Roof(bf16_tflops=1e-12, fp32_tflops=1e-12, read_gbs=1e9, copy_gbs=1.0, shapes={})  # one operation a second, memory for nothing
+    # One prompt of 2 tokens that see 1 on average, one answer of 2 tokens that see 3; attention 4 x 1 x 2 x 2 = 16 a position seen.
+    forward = 2 * (288 + 16 * 1) + 2 * (288 + 16 * 3) + 2 * 2 * 40
+    assert update_floor_s(dims, roof, 1, 1, 2, 2) == pytest.approx(3 * forward)
+    # The prompt with one row of logits, then one more step that sees 3 positions.
+    assert generate_floor_s(dims, roof, 1, 1, 2, 2) == pytest.approx(2 * (288 + 16) + 80 + (288 + 16 * 3 + 80))
+    # Operations for nothing: the step reads 2 x (144 + 40) bytes of weights and 8 of each of 3 positions.
+    slow = Roof(bf16_tflops=1e12, fp32_tflops=1.0, read_gbs=1e-9, copy_gbs=1.0, shapes={})
+    assert generate_floor_s(dims, slow, 1, 1, 2, 2) == pytest.approx(2 * 184 + 8 * 3, rel=1e-6)
+
+
+def test_a_process_is_found_with_its_children_and_its_memory() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        try:
+            assert child.pid in processes.tree(os.getpid())
+            assert processes.tree(os.getpid())[0] == os.getpid()
+            assert processes.peak_mib([os.getpid()]) > 1
+        finally:
+            child.kill()
+    assert processes.peak_mib([child.pid]) == 0
+    assert processes.cpu_seconds([child.pid]) == 0
+
+
+def test_a_phase_inside_another_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DRIVERS))
+    from driver import Clock
+
+    now = iter([0.0, 1.0, 4.0, 10.0])  # outer begins, inner begins, inner ends, outer ends
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    clock = Clock()
+    with clock.phase("update"), clock.phase("reference"):
+        pass
+    assert clock.seconds == {"reference": 3.0, "update": 7.0}
