@@ -21,9 +21,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from tether.errors import NumericsError, SamplerError
+from tether.errors import DoesNotFitError, NumericsError, SamplerError
 from tether.maths.logprobs import filter_logits
-from tether.rollout import request_key
+from tether.rollout import local, request_key
 from tether.rollout.local import LocalSampler
 from tether.types import Completion, Request, Sampling, StopReason
 
@@ -373,3 +373,38 @@ def test_forward_hooks_and_replaced_layers_are_seen() -> None:
     replaced.model.layers[1].self_attn.q_proj = Adapter(32, 32, bias=False)
     assert sampler(replaced).plain
     assert not sampler(llama()).plain
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("move", ["join", "step"])
+def test_what_does_not_fit_is_answered_by_fewer_rows_at_once_with_the_same_answers(name: str, move: str, monkeypatch, caplog) -> None:
+    model = MODELS[name]()
+    asked, drawn = requests(), Sampling(max_new_tokens=6)
+    expected = by_place(list(sampler(model, rows=16).generate(asked, drawn)))
+    small = sampler(model, rows=16)
+    session = local._PlainSession if small.plain else local._LlamaSession
+    honest, rows = getattr(session, move), [0]
+
+    def limited(self, given):
+        rows[0] = max(rows[0], count := sum(map(len, given)) if move == "join" else len(given))
+        if count > 5:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return honest(self, given)
+
+    monkeypatch.setattr(session, move, limited)
+    found = list(small.generate(asked, drawn))
+    assert rows[0] > 5 >= small.max_rows
+    assert len(found) == len(expected)
+    for place, completion in by_place(found).items():
+        assert completion.token_ids == expected[place].token_ids
+        assert completion.sampler_logprobs == pytest.approx(expected[place].sampler_logprobs, abs=1e-5)
+    assert "do not fit in memory" in caplog.text
+
+
+def test_a_single_answer_that_does_not_fit_is_an_error_with_a_way_out(monkeypatch) -> None:
+    def never(self, given):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(local._LlamaSession, "step", never)
+    with pytest.raises(DoesNotFitError, match=r"sampling\.max_new_tokens"):
+        list(sampler(llama()).generate(requests(), Sampling(max_new_tokens=6)))

@@ -6,32 +6,22 @@ step that does not fit can therefore be thrown away and repeated; one row is the
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-import torch
-
 from tether.errors import DoesNotFitError
 from tether.maths import NonFiniteError
+from tether.models.memory import free_memory, is_out_of_memory
 from tether.pulse import beat
 from tether.state import State
 
-__all__ = ["MemoryGuard", "is_out_of_memory", "one_pass"]
+__all__ = ["MemoryGuard", "one_pass"]
 
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
-_SIGNS = ("out of memory", "not enough memory", "can't allocate memory", "alloc_failed")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on whatever device. PyTorch says so by class on accelerators, by text alone on CPUs."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _SIGNS)
 
 
 @contextmanager
@@ -75,7 +65,7 @@ class MemoryGuard:
                     raise
                 tokens = error.num_tokens
             # Only here, past the except clause, is the failed pass out of reach: its traceback held every activation.
-            _free()
+            free_memory()
             self._lower(tokens)
 
     def state(self) -> State:
@@ -95,9 +85,3 @@ class MemoryGuard:
             "%d. The result is the same up to rounding; compute.token_budget = %d starts the next run there",
             tokens, self.token_budget, before, max(16, self.token_budget),
         )  # fmt: skip
-
-
-def _free() -> None:
-    gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()

@@ -6,13 +6,15 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from ..errors import NumericsError, SamplerError
+from ..errors import DoesNotFitError, NumericsError, SamplerError
+from ..models.memory import free_memory, is_out_of_memory
 from ..pulse import beat
 from ..types import Completion, Request, Sampling, StopReason
 from .drawing import draw
@@ -34,7 +36,7 @@ class LocalSampler:
     Llama models get a decoder of their own; any other model its own forward pass, which is said once in the
     log. ``compute_dtype`` float32 on a float32 model reads the trained parameters themselves; otherwise the
     weights are copied in that precision at construction and at each ``refresh``. ``version`` is stamped on
-    every token.
+    every token. Where memory runs out, fewer answers are drawn side by side from then on, and come out the same.
     """
 
     def __init__(
@@ -107,22 +109,49 @@ class LocalSampler:
         return packed_gaps(self._packed, self._model)
 
     def _generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]:
-        waiting = deque(_batches_of_rows(requests, self.max_rows))
+        left = [_Row(request, index) for request in requests for index in range(request.num_samples)]
+        while left:
+            waiting, rows = deque(_batches_of_rows(left, self.max_rows)), list[_Row]()
+            try:
+                yield from self._answer(requests, waiting, rows, sampling)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if self.max_rows == 1:
+                    raise DoesNotFitError(1, max(len(row.request.prompt_ids) for row in rows) + sampling.max_new_tokens) from error
+            else:
+                return
+            free_memory()
+            unfinished = [*rows, *(row for batch in waiting for row in batch)]
+            left = [_Row(row.request, row.sample_index) for row in unfinished]
+            self._take_fewer(len(rows))
+
+    def _take_fewer(self, rows: int) -> None:
+        self.max_rows = max(1, min(self.max_rows, rows) // 2)
+        _log.warning(
+            "%d answers side by side do not fit in memory: those are begun again, and from here on at most %d are drawn at once. They come "
+            "out the same; sampling.max_rows = %d starts the next run there", rows, self.max_rows, self.max_rows,
+        )  # fmt: skip
+
+    def _answer(
+        self, requests: Sequence[Request], waiting: deque[list[_Row]], rows: list[_Row], sampling: Sampling
+    ) -> Iterator[Completion]:
+        """Draw what waits. ``rows`` holds those in the making, in the decoder's order."""
         session = self._session(requests, sampling)
-        rows: list[_Row] = []
         while waiting or rows:
             arrived = _admit(waiting, self.max_rows - len(rows), session, alone=not rows)
-            if not rows or arrived:
+            fresh = [row for batch in arrived for row in batch]
+            first = not rows
+            rows += fresh
+            if first or arrived:
                 logits = session.join(arrived)
-                fresh = [row for batch in arrived for row in batch]
-                rows += fresh
             else:
                 logits, fresh = session.step([row.token_ids[-1] for row in rows]), rows
             self._draw(fresh, logits, sampling)
             done = [row for row in rows if row.stop_reason is not None]
             if done:
                 order = session.keep([row.stop_reason is None for row in rows])
-                rows = [rows[index] for index in order]
+                rows[:] = [rows[index] for index in order]
             yield from (row.completion(sampling) for row in done)
 
     def _pack(self) -> LlamaWeights:
@@ -246,14 +275,14 @@ def _prompts_and_counts(batches: Sequence[Sequence[_Row]]) -> tuple[list[tuple[i
     return [batch[0].request.prompt_ids for batch in batches], [len(batch) for batch in batches]
 
 
-def _batches_of_rows(requests: Sequence[Request], max_rows: int) -> Iterator[list[_Row]]:
+def _batches_of_rows(rows: Sequence[_Row], max_rows: int) -> Iterator[list[_Row]]:
     """Rows that share a prompt pass: a group, or a part of one that is large against ``max_rows`` (then its
     rows can take places as they come free).
     """
     size = max(1, max_rows // 4)
-    for request in requests:
-        for first in range(0, request.num_samples, size):
-            yield [_Row(request, i) for i in range(first, min(first + size, request.num_samples))]
+    for _, group in groupby(rows, key=lambda row: id(row.request)):
+        members = list(group)
+        yield from (members[first : first + size] for first in range(0, len(members), size))
 
 
 def _admit(waiting: deque[list[_Row]], free: int, session: _Session, *, alone: bool) -> list[list[_Row]]:
