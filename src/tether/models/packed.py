@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from .attention import attend
 
 __all__ = ["PackedRows", "enable_packing", "pack_rows", "packs", "run_packed"]
 
@@ -145,14 +146,13 @@ def _block(start: int, lengths: Sequence[int], device: torch.device) -> Block:
 
 def packed_attention(q_HND: Tensor, k_KND: Tensor, v_KND: Tensor, rows: PackedRows, scale: float | None) -> Tensor:
     """softmax(scale q k) v of every token over its own row: [N, H, D]."""
-    gqa = q_HND.shape[0] != k_KND.shape[0]
     q, k, v = (rows.alone.take(x) for x in (q_HND, k_KND, v_KND))
-    mixed = [rows.alone.give(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa))]
+    mixed = [rows.alone.give(attend(q, k, v, None, scale))]
     for branch in rows.branches:
         answers = branch.answers
         q = answers.take(q_HND)
         k, v = (_after_prompt(x, branch) for x in (k_KND, v_KND))
-        mixed.append(answers.give(F.scaled_dot_product_attention(q, k, v, attn_mask=branch.seen_LC, scale=scale, enable_gqa=gqa)))
+        mixed.append(answers.give(attend(q, k, v, branch.seen_LC, scale)))
     return torch.cat(mixed)
 
 
