@@ -52,16 +52,24 @@ class Overoptimisation:
 def fit_overoptimisation(
     kls_N: Float[Tensor, "N"], gold_N: Float[Tensor, "N"], kind: OptimisationKind
 ) -> Overoptimisation:
-    """Least squares of the law, linear in (alpha, beta). Raises ValueError for fewer than two points or a
-    negative KL.
+    """Least squares of the law, linear in (alpha, beta). Raises ValueError for fewer than two points, a negative KL, or points
+    that two parameters do not tell apart (one KL above 0).
 
     Example: bon, KL [1, 4], gold [.75, 1] -> alpha 1, beta .25.
     """
     if len(kls_N) < 2 or len(kls_N) != len(gold_N):
         raise ValueError(f"the law needs two or more points, got {len(kls_N)} KLs and {len(gold_N)} rewards")
-    design_N2 = _design(kls_N.double(), OptimisationKind(kind))
-    solution = torch.linalg.lstsq(design_N2, gold_N.double()[:, None]).solution[:, 0].tolist()
-    return Overoptimisation(OptimisationKind(kind), *solution)
+    first_N, second_N = _design(kls_N.double(), OptimisationKind(kind)).unbind(-1)
+    gold_N = gold_N.double()
+    # Two columns by hand: a solver's last digits depend on where in memory its matrices lie.
+    size = float((first_N * first_N).sum())
+    along = float((first_N * second_N).sum()) / size if size > 0 else 0.0
+    rest_N = second_N - along * first_N
+    rest = float((rest_N * rest_N).sum())
+    if not rest > 1e-20 * max(size, 1.0):
+        raise ValueError(f"the law needs two different KLs above 0, got {kls_N.tolist()}")
+    beta = float((rest_N * gold_N).sum()) / rest
+    return Overoptimisation(OptimisationKind(kind), float((first_N * gold_N).sum()) / size - beta * along, beta)
 
 
 def _design(kls_N: Tensor, kind: OptimisationKind) -> Tensor:

@@ -54,11 +54,12 @@ class _Attention(torch.autograd.Function):
         q_AHLD, k_AKCD, v_AKCD, out_AHLD, seen_LC = ctx.saved_tensors
         heads, (queries, keys) = q_AHLD.shape[1], seen_LC.shape
         piece = max(1, _ELEMENTS // (heads * queries * keys))
-        grads = [
-            _gradients(*parts, seen_LC, ctx.scale)
-            for parts in zip(*(x.split(piece) for x in (q_AHLD, k_AKCD, v_AKCD, out_AHLD, out_grad_AHLD)), strict=True)
-        ]
-        return *(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*grads, strict=True)), None, None
+        pieces = zip(*(x.split(piece) for x in (q_AHLD, k_AKCD, v_AKCD, out_AHLD, out_grad_AHLD)), strict=True)
+        grads = [_gradients(q, k, v, out, out_grad, seen_LC, ctx.scale) for q, k, v, out, out_grad in pieces]
+        if len(grads) == 1:
+            return *grads[0], None, None
+        q_grads, k_grads, v_grads = zip(*grads, strict=True)
+        return torch.cat(q_grads), torch.cat(k_grads), torch.cat(v_grads), None, None
 
 
 def _gradients(
