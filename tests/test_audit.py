@@ -88,6 +88,57 @@ def test_empty_answers_are_data_and_null_is_an_error(tmp_path):
         audit(write(tmp_path / "b.jsonl", [rows[0], {**rows[1], "completion": None}]))
 
 
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"prompt": "q", "completion": "a", "reward": 1}], "too few rows to judge: 1; at least 5"),
+        ([{"prompt": f"q{n}", "completion": "a", "reward": 1} for n in range(4)], "too few rows to judge: 4; at least 5"),
+        ([{"prompt": "q", "completion": "a", "reward": 1}] * 20, "too few prompts to judge: 1 (20 answers); at least 5"),
+    ],
+)
+def test_too_few_to_judge_is_said_and_is_neither_a_flag_nor_a_pass(tmp_path, rows, words):
+    report = audit(write(tmp_path / "a.jsonl", rows))
+    assert (report.flags, report.unjudged) == ((), words)
+    text = as_text(report)
+    assert words in text
+    assert "Nothing to look at" not in text
+    assert "inf" not in text
+    assert json.loads(as_json(report))["unjudged"] == words
+
+
+def test_a_flag_starts_where_rows_can_be_judged(tmp_path):
+    report = audit(write(tmp_path / "a.jsonl", [{"prompt": f"q{n}", "completion": f"w{n}", "reward": 1} for n in range(5)]))
+    assert [flag.name for flag in report.flags] == ["too short"]
+    assert "length 1 [1, 1], all of it below 3" in report.flags[0].sentence
+
+
+def test_nothing_is_compared_with_a_baseline_of_too_few_rows(tmp_path):
+    before = write(tmp_path / "b.jsonl", answers(1, low=200, high=210))
+    report = audit(write(tmp_path / "a.jsonl", answers()), before)
+    assert (report.flags, report.unjudged) == ((), "")
+    assert f"nothing is compared with {before}: too few rows to judge: 1; at least 5" in as_text(report)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"prompt": "q", "completion": "a", "reward": Infinity}', "row 1: "),
+        ('{"prompt": "q", "comple', "row 1: not JSON"),
+        ('["q", "a", 1]', "row 1: expected an object"),
+    ],
+)
+def test_where_no_row_can_be_read_the_first_reasons_are_given(tmp_path, line, reason):
+    (tmp_path / "a.jsonl").write_text(f"{line}\n" * 8)
+    with pytest.raises(DataError) as caught:
+        audit(tmp_path / "a.jsonl")
+    assert f"{tmp_path / 'a.jsonl'}: no row could be read, of 8" in str(caught.value)
+    assert reason in str(caught.value)
+    assert "row 5: " in str(caught.value)
+    assert "row 6: " not in str(caught.value)
+    assert "and 3 more" in str(caught.value)
+    assert "column of answers" not in str(caught.value)
+
+
 def test_message_lists_and_lists_of_answers(tmp_path):
     turns = {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a b c d"}], "reward": 1}
     assert audit(write(tmp_path / "a.jsonl", [turns] * 3)).num_prompts == 1

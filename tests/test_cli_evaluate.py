@@ -10,7 +10,7 @@ import pytest
 from cyclopts import App
 
 from tether.cli_evaluate import compare, evaluate
-from tether.errors import RunError
+from tether.errors import ModelError, RewardError, RunError
 from tether.records import write_jsonl
 
 
@@ -37,6 +37,17 @@ def test_options_reach_the_evaluation(app, tmp_path, capsys, monkeypatch):
     assert set(found["policies"][0]["attempts"]["majority_at_k"]) == {"4"}
     assert found["policies"][0]["kl_sequence_sum_nats"] == pytest.approx(0, abs=1e-4)
     assert capsys.readouterr().out.rstrip().endswith("out.json")
+
+
+def test_what_cannot_be_asked_is_refused_before_anything_is_generated(app, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "held.jsonl", [{"prompt": "Tell."}])
+    (tmp_path / "cli_judge.py").write_text("def decide(prompt, first, second):\n    return 'first'\n")
+    with pytest.raises(RewardError, match=r"cli_judge:decide returned 'first'; expected a number from 0 to 1 or None"):
+        app("evaluate", "tiny", "--prompts", "held.jsonl", "--judge", "cli_judge:decide")
+    with pytest.raises(ModelError, match="there is no folder runs/quickstart"):
+        app("evaluate", "runs/quickstart", "--prompts", "held.jsonl")
+    assert capsys.readouterr().err == ""
 
 
 def test_comparing_nothing_is_refused(app):

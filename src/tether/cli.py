@@ -179,8 +179,11 @@ def report(
 ) -> None:
     """Rebuild report.html from what a run has logged so far."""
     from tether.report import write_report
+    from tether.report.read import read_run
 
     print(write_report(folder))
+    for problem in read_run(folder).problems:
+        print(f"WARNING: {problem}", file=sys.stderr)
 
 
 def _band(healthy: tuple[float | None, float | None] | None) -> str:

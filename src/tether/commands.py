@@ -118,6 +118,8 @@ def watch(
     """Show the report live in the browser of this machine while the run works; stop with Ctrl-C."""
     from tether.watch import watch as watch_run
 
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port {port}: expected a number from 0 (a free port) to 65535")
     watch_run(folder, port=port)
 
 

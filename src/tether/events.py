@@ -7,16 +7,22 @@ cut by a crash. Trackers and the report are mirrors of this file.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tether.errors import RunError
+from tether.files import free_bytes
 from tether.metrics import describe
 
 __all__ = ["EventLog", "read_events", "settled"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class EventLog:
@@ -38,17 +44,29 @@ class EventLog:
         for name in fields.get("metrics", {}):
             describe(name)
         record = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind, **fields}
-        self._file.write(json.dumps(_encode(record), ensure_ascii=False, allow_nan=False) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(_encode(record), ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise RunError(
+                f"{self.path} could not be written ({error}; {free_bytes(self.path.parent):,} bytes are free): make room and resume; "
+                "checkpoints and finished stages are as they were"
+            ) from error
         for listener in self._listeners:
             listener(record)
 
     def close(self) -> None:
-        """Flush to the disk and close."""
-        if not self._file.closed:
+        """Flush to the disk and close. What cannot be written any more is said, and does not hide what ended the run."""
+        if self._file.closed:
+            return
+        try:
             self._file.flush()
             os.fsync(self._file.fileno())
-            self._file.close()
+        except OSError as error:
+            _LOG.warning("the end of %s could not be written (%s)", self.path, error)
+        finally:
+            with suppress(OSError):
+                self._file.close()
 
 
 def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -57,10 +75,17 @@ def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
     if not source.exists():
         return
     with source.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
             if not line.endswith("\n"):
                 return
-            yield _decode(json.loads(line))
+            try:
+                event = _decode(json.loads(line))
+            except (ValueError, RecursionError, AttributeError, TypeError):
+                event = None
+            if isinstance(event, dict) and isinstance(event.get("kind"), str):
+                yield event
+            else:
+                _LOG.warning("%s: line %d is no event and is passed over: the log was damaged", path, number)
 
 
 def settled(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -323,6 +323,18 @@ def unwatched(tmp_path_factory):
     return run(config(tmp_path_factory.mktemp("unwatched"), "u", on=False)).folder
 
 
+def test_a_score_that_cannot_fall_is_said_before_training(tmp_path):
+    blind = {"low": 1, "high": 1, "falloff": 1, "unit": "tokens"}  # answers have eight: 0 on every prompt
+    run(config(tmp_path, "b", on_alarm="warn", score_params=blind))
+    told = [e["text"] for e in read_events(tmp_path / "runs" / "b" / "events.jsonl") if e["kind"] == "warning" and e["name"] == "checks"]
+    assert len(told) == 1
+    assert "is 0 on every prompt of the panel" in told[0]
+
+
+def test_a_score_that_can_fall_is_not(warned):
+    assert not [e for e in read_events(warned / "events.jsonl") if e["kind"] == "warning" and e["name"] == "checks"]
+
+
 def test_looking_changes_nothing(warned, unwatched):
     assert same(weights(warned), weights(unwatched))
     steps = [e["metrics"] for e in read_events(warned / "events.jsonl") if e["kind"] == "step"]
@@ -365,6 +377,7 @@ def paused(tmp_path_factory):
         texts.append(text)
         newest = max((settings.folder / "checkpoints" / "rl.a").glob("step-*"))
         flags.append(read_manifest(newest).flags)
+        assert "paused by a check" in (settings.folder / "report.html").read_text()
         refused.append(pause_of(settings, acknowledge=False))
     raise AssertionError("the run never came to its end")
 

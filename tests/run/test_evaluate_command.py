@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from tether.backends.compute import Compute
-from tether.config import EvaluateConfig, RunConfig
+from tether.config import EvaluateConfig, ModelConfig, RunConfig
 from tether.errors import ConfigError, ModelError, RewardError
 from tether.models.policy import Policy
 from tether.models.resolve import resolve_model
@@ -19,6 +21,7 @@ from tether.models.reward import RewardModel
 from tether.records import write_jsonl
 from tether.rewards.exact import ExactPart
 from tether.run.attempts import attempts, ks_up_to, majority
+from tether.run.candidates import find_candidates
 from tether.run.evaluate_command import EvaluateRequest, as_text, evaluate_command, settings_from_words
 from tether.run.evaluate_models import Opponents, evaluate_models
 from tether.run.folder import source_sha256
@@ -61,9 +64,7 @@ def section(held, **settings):
 def group(texts, gold="12", scores=None, stop=StopReason.STOP):
     prompt = Prompt("p", "What?", {"answer": gold})
     part, sampling = ExactPart(), Sampling(8)
-    rollouts = tuple(
-        Rollout(prompt, (1,), Completion("p", i, (2,), (-0.5,), (0,), stop, sampling), text) for i, text in enumerate(texts)
-    )
+    rollouts = tuple(Rollout(prompt, (1,), Completion("p", i, (2,), (-0.5,), (0,), stop, sampling), text) for i, text in enumerate(texts))
     scores = scores or tuple(float(s.value) for s in part.score(rollouts))
     return RolloutGroup(rollouts, tuple(scores), ({},) * len(texts), (None,) * len(texts))
 
@@ -117,10 +118,10 @@ def test_win_rates_of_the_two_sides_add_up_to_one():
 
 
 def test_a_judge_that_likes_the_first_place_says_nothing():
-    shares, unjudged = shares_by_judge([group(["a", "same"])], [group(["b", "same"])], lambda prompt, first, second: 1.0)
-    assert (shares, unjudged) == ([0.5], 0)
+    found = shares_by_judge([group(["a", "same"])], [group(["b", "same"])], lambda prompt, first, second: 1.0)
+    assert (found.shares, found.num_unjudged, found.num_pairs) == ((0.5,), 0, 2)
     longer = lambda prompt, first, second: float(len(first) > len(second))  # noqa: E731
-    assert shares_by_judge([group(["a"])], [group(["bb"])], longer)[0] == [1.0]
+    assert shares_by_judge([group(["a"])], [group(["bb"])], longer).shares == (1.0,)
 
 
 def test_a_judge_that_breaks_is_counted_and_too_often_is_an_error():
@@ -130,13 +131,29 @@ def test_a_judge_that_breaks_is_counted_and_too_often_is_an_error():
         return 0.5
 
     before, after = [group([f"x{i}"]) for i in range(20)], [group(["bad" if i == 3 else f"y{i}"]) for i in range(20)]
-    shares, unjudged = shares_by_judge(before, after, breaks)
-    assert unjudged == 1
-    assert math.isnan(shares[3])
-    with pytest.raises(RewardError, match=r"no verdict on 1 of 1 pairs.*no connection"):
-        shares_by_judge(before[3:4], after[3:4], breaks)
-    with pytest.raises(RewardError, match="said 7"):
-        shares_by_judge(before[:1], after[:1], lambda *_: 7)
+    found = shares_by_judge(before, after, breaks, "mine:breaks")
+    assert (found.num_unjudged, found.num_pairs) == (1, 20)
+    assert math.isnan(found.shares[3])
+    with pytest.raises(RewardError, match=r"on 1 of 1 pairs.*the judge mine:breaks raised OSError: no connection, on prompt 'p'"):
+        shares_by_judge(before[3:4], after[3:4], breaks, "mine:breaks")
+
+
+@pytest.mark.parametrize("wrong", ["first", 7, "0.5", math.nan, [1], -0.1])
+def test_a_judge_that_returns_no_verdict_of_the_kind_expected_is_told_so(wrong):
+    with pytest.raises(RewardError) as caught:
+        shares_by_judge([group(["a"])], [group(["b"])], lambda *_: wrong, "mine:odd")
+    assert f"the judge mine:odd returned {wrong!r}; expected a number from 0 to 1 or None" in str(caught.value)
+
+
+def test_none_is_no_verdict_however_often_it_comes():
+    pairs = [group([f"x{i}"]) for i in range(4)], [group([f"y{i}"]) for i in range(4)]
+    found = shares_by_judge(*pairs, lambda prompt, first, second: None)
+    assert (found.num_unjudged, found.num_pairs) == (4, 4)
+    assert all(map(math.isnan, found.shares))
+    rate = win_rate("a", "b", "judge", found.shares, confidence=0.95, seed=0, num_unjudged=4, num_pairs=4)
+    assert (rate.num_prompts, rate.num_unjudged, math.isnan(rate.rate), math.isnan(rate.p_value)) == (0, 4, True, True)
+    one_order = shares_by_judge(*pairs, lambda prompt, first, second: 1.0 if first < second else None)
+    assert one_order.num_unjudged == 4
 
 
 def test_holm_by_hand():
@@ -205,11 +222,124 @@ def test_policies_are_compared_with_one_of_them_and_many_comparisons_are_adjuste
     json.dumps(found, allow_nan=False)
 
 
-def test_a_policy_against_itself_is_neither_better_nor_worse(held, tmp_path):
-    found = evaluate_models(["tiny"], section(held), COMPUTE, Opponents(against=other_tiny(tmp_path / "same", 0, scale=0.0)))
-    assert (found["gains"][0]["difference"], found["wins"][0]["rate"], found["gains"][0]["p_value"]) == (0, 0.5, 1.0)
-    assert not found["gains"][0]["excludes_zero"]
+def test_the_same_weights_are_one_row_and_no_comparison(held, tmp_path):
+    same, different = other_tiny(tmp_path / "same", 0, scale=0.0), other_tiny(tmp_path / "different", 1)
+    said = []
+    found = evaluate_models(["tiny", different], section(held), COMPUTE, Opponents(against=same), say=said.append)
+    assert [(p["name"], p["also"]) for p in found["policies"]] == [("same", ["tiny"]), ("different", [])]
+    assert [(g["before"], g["after"]) for g in found["gains"]] == [("same", "different")]
+    assert found["gains"][0]["p_holm"] == found["gains"][0]["p_value"]
+    assert "tiny: the same weights as same, so shown once" in as_text(found)
+    assert "tiny: the same model as one before it" in said
     assert not any("Holm" in note for note in found["notes"])
+    alone = evaluate_models(["tiny"], section(held), COMPUTE, Opponents(against=same))
+    assert (len(alone["policies"]), alone["gains"], alone["wins"]) == (1, [], [])
+    assert "shown once" in as_text(alone)
+
+
+def test_a_judge_without_a_verdict_and_rates_in_percent(held, tmp_path):
+    other = other_tiny(tmp_path / "other", 1)
+    found = evaluate_models([other], section(held), COMPUTE, Opponents(against="tiny", judge=lambda *_: None))
+    by_judge = next(w for w in found["wins"] if w["by"] == "judge")
+    assert (by_judge["rate"], by_judge["p_value"], by_judge["p_holm"]) == (None, None, None)
+    assert (by_judge["num_unjudged"], by_judge["num_pairs"]) == (6, 6)
+    text = as_text(found)
+    assert "no verdict in 6 of 6 pairs" in text
+    by_score = next(w for w in found["wins"] if w["by"] == "plainspoken")
+    assert f"{by_score['rate']:.1%} [{by_score['low']:.1%}, {by_score['high']:.1%}]" in text
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("raise KeyError('answer')", "the judge broken_judge:decide raised KeyError: 'answer'"),
+        ("return 'first'", "the judge broken_judge:decide returned 'first'; expected a number from 0 to 1 or None"),
+    ],
+)
+def test_a_broken_judge_costs_no_generation(tmp_path, held, monkeypatch, body, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken_judge", raising=False)
+    importlib.invalidate_caches()
+    Path("broken_judge.py").write_text(f"def decide(prompt, first, second):\n    {body}\n")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    said = []
+    request = EvaluateRequest(("tiny",), settings={"prompts": {"path": held}}, judge="broken_judge:decide")
+    with pytest.raises(RewardError) as caught:
+        evaluate_command(request, say=said.append)
+    assert words in str(caught.value)
+    assert "held.jsonl, row 1 before anything was generated" in str(caught.value)
+    assert said == []
+
+
+# -- what a MODEL may be -----------------------------------------------------------------------------------------------------
+
+
+def a_run(folder, *finished, **stages):
+    """The folder of a run whose named stages are finished."""
+    rl = {"kind": "grpo", "prompts": {"path": "tether:arithmetic_train.jsonl"}, "steps": 1, "prompts_per_step": 2, "samples_per_prompt": 2,
+          "rewards": [{"kind": "exact"}]}  # fmt: skip
+    told = {"name": folder.name, "output": str(folder.parent), "model": {"path": "tiny"}, "rl": {"one": rl, "two": rl}} | stages
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(RunConfig.model_validate(told).model_dump(mode="json")))
+    (folder / "environment.json").write_text("{}")
+    for stage in finished:
+        (folder / stage).mkdir()
+        (folder / stage / "stage.json").write_text("{}")
+    return folder
+
+
+def test_an_unfinished_run_says_what_it_lacks(tmp_path, held):
+    run_folder = a_run(tmp_path / "half")
+    other_tiny(run_folder / "rl.one", 1)
+    (run_folder / "rl.one" / "stage.json").write_text("{}")
+    said = []
+    found = evaluate_models([str(run_folder)], section(held), COMPUTE, say=said.append)
+    assert [p["name"] for p in found["policies"]] == ["half/start", "half/rl.one"]
+    assert "half is unfinished: it lacks rl.two." in said[0]
+    assert "half is unfinished: it lacks rl.two." in as_text(found)
+    whole = find_candidates([str(a_run(tmp_path / "whole", "rl.one", "rl.two"))], ModelConfig())
+    assert [candidate.note for candidate in whole] == ["", "", ""]
+
+
+def test_a_run_before_its_sft_says_what_its_start_is(tmp_path):
+    sft = {"data": {"path": "tether:arithmetic_train.jsonl"}}
+    (start,) = find_candidates([str(a_run(tmp_path / "early", sft=sft))], ModelConfig())
+    assert "it lacks sft, rl.one, rl.two. early/start is the model before SFT." in start.note
+
+
+def test_a_run_without_a_policy_is_an_error(tmp_path):
+    stages = {"rl": {}, "reward_model": {"data": {"path": "tether:arithmetic_train.jsonl"}}}
+    folder = a_run(tmp_path / "scorer", "reward_model", **stages)
+    with pytest.raises(ModelError, match=r"run without any policy .*its reward model is for --reward-model .*scorer/reward_model"):
+        find_candidates([str(folder)], ModelConfig())
+
+
+def test_a_path_that_is_not_there_is_answered_as_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/quickstart/rl.ppo", "runs/quickstart/rl.grpo", "runs/other"):
+        Path(name).mkdir(parents=True)
+    Path("weights.bin").write_text("")
+    for name, words in (
+        ("runs/quikstart", r"there is no folder runs/quikstart; runs has quickstart, other; did you mean runs/quickstart\?"),
+        ("runs/quickstart/rl.pop", r"there is no folder runs/quickstart/rl.pop; .* did you mean runs/quickstart/rl.ppo\?"),
+        ("runs/quikstart/rl.ppo", r"there is no folder runs/quikstart/rl.ppo \(no runs/quikstart\); runs has quickstart, other"),
+        ("./run", r"there is no folder ./run; this folder has runs; did you mean runs\?"),
+        ("./weights.bin", r"./weights.bin is a file: expected a folder"),
+    ):
+        with pytest.raises(ModelError, match=words) as caught:
+            find_candidates([name], ModelConfig())
+        assert "hub" not in str(caught.value)
+    with pytest.raises(ModelError, match="hub model nobody/nothing was not found"):
+        find_candidates(["nobody/nothing"], ModelConfig())
+
+
+def test_a_reward_model_is_told_where_it_belongs(tmp_path):
+    RewardModel.from_base(resolve_model("tiny"), seed=1).save(tmp_path / "rm")
+    for settings in (True, False):  # without Tether's own file it is a scorer still
+        if not settings:
+            (tmp_path / "rm" / "tether_reward.json").unlink()
+        with pytest.raises(ModelError, match=r"is a reward model: .* give --reward-model .*rm"):
+            find_candidates([str(tmp_path / "rm")], ModelConfig())
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["full", "lora"])
@@ -230,10 +360,10 @@ def test_a_checkpoint_of_a_run_is_the_policy_of_that_step(tmp_path, held, lora, 
         folders[steps] = run(RunConfig.model_validate(told)).folder
     names = [folders[2] / "checkpoints" / "rl.grpo" / "step-00000001", folders[1] / "rl.grpo", folders[2] / "rl.grpo"]
     found = evaluate_models(list(map(str, names)), section(held), COMPUTE, Opponents(reference="tiny"))
-    assert [p["name"] for p in found["policies"]] == ["rl.grpo/step-00000001", "t1/rl.grpo", "t2/rl.grpo"]
-    saved, one, two = (p["provenance"]["weights_sha256"] for p in found["policies"])
-    assert saved == one != two
-    assert found["policies"][0]["kl_sequence_sum_nats"] == found["policies"][1]["kl_sequence_sum_nats"] != 0
+    assert [(p["name"], p["also"]) for p in found["policies"]] == [("rl.grpo/step-00000001", ["t1/rl.grpo"]), ("t2/rl.grpo", [])]
+    saved, two = (p["provenance"]["weights_sha256"] for p in found["policies"])
+    assert saved == Policy.load(folders[1] / "rl.grpo").weights_fingerprint() != two
+    assert found["policies"][0]["kl_sequence_sum_nats"] != 0
 
 
 def test_wrong_questions_are_refused_in_words(tmp_path, held):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from tether.config import RunConfig
 from tether.errors import ConfigError
@@ -147,3 +149,14 @@ def test_answers_that_cannot_be_compared_with_are_named_by_row(settings, tmp_pat
     assert "row 3: `answer` holds no readable number: 'twelve'" in answer
     assert "has no column 'gold' (it has: answer)" in gold
     assert marker.startswith("evaluate.score_params: rewards.exact.params.marker = 3: expected")
+
+
+def test_a_tokenizer_with_tokens_that_the_model_has_no_row_for_is_found(settings, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(resolve_model("tiny"), folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(model.config.vocab_size - 20)
+    model.save_pretrained(folder)
+    (found,) = problems({**settings, "model": {"path": str(folder)}})
+    assert "the tokenizer has 20 tokens, from id" in found
+    assert "for which the model has no row" in found

@@ -7,6 +7,7 @@ otherwise where there is a choice: a folder with pickled weights alone is refuse
 from __future__ import annotations
 
 import hashlib
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -165,6 +166,8 @@ def save_model(
     with quiet_bars():
         model.save_pretrained(folder, state_dict=dict(weights))
     tokenizer.save_pretrained(folder)
+    for file in folder.glob("*.safetensors"):
+        file.chmod(stat.S_IMODE((folder / "config.json").stat().st_mode))  # safetensors gives 0600 whatever the umask says
 
 
 def fingerprint(module: nn.Module) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +16,23 @@ from tether.errors import CheckpointError, ModelError
 from tether.models.adapters import LoraSpec, merged_weights
 from tether.models.policy import Policy
 from tether.models.resolve import resolve_model
+from tether.models.reward import SETTINGS_FILE
 from tether.run.checkpoint import read_checkpoint
 
 __all__ = ["Candidate", "find_candidates"]
 
 _RUN_MARK, _CHECKPOINT_MARK = "environment.json", "manifest.json"
+_PATH_STARTS = ("./", "../", "/", "~", "runs/")
+_MAX_BESIDE = 8
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """``label``: a name without a path, unlike all others asked. ``load`` reads the weights."""
+    """``label``: a name without a path, unlike all others asked. ``load`` reads the weights. ``note``: what a reader must know of it."""
 
     label: str
     load: Callable[[], Policy]
+    note: str = ""
 
 
 def find_candidates(names: Sequence[str], model: ModelConfig) -> list[Candidate]:
@@ -37,7 +43,7 @@ def find_candidates(names: Sequence[str], model: ModelConfig) -> list[Candidate]
     for candidate in found:
         number = labels.count(candidate.label) + 1
         labels.append(candidate.label)
-        unlike.append(candidate if number == 1 else Candidate(f"{candidate.label} ({number})", candidate.load))
+        unlike.append(candidate if number == 1 else replace(candidate, label=f"{candidate.label} ({number})"))
     return unlike
 
 
@@ -47,8 +53,50 @@ def _candidates(name: str, model: ModelConfig) -> list[Candidate]:
         return _of_run(folder, model)
     if (folder / _CHECKPOINT_MARK).is_file():
         return [Candidate(f"{folder.parent.name}/{folder.name}", lambda: _checkpoint(folder, model))]
-    path = resolve_model(name, local_files_only=model.local_files_only)
+    path = _resolve(name, folder, model)
+    _refuse_reward_model(name, path)
     return [Candidate(_label(name), lambda: _load(path, model))]
+
+
+def _resolve(name: str, folder: Path, model: ModelConfig) -> Path:
+    """The folder of the weights. A name that looks like a path is answered as one, not as a hub id."""
+    if folder.is_file():
+        raise ModelError(f"{name} is a file: expected a folder that holds a model; is it {folder.parent}?")
+    if name.startswith(_PATH_STARTS) and not folder.exists():
+        raise ModelError(_no_folder(name, folder))
+    try:
+        return resolve_model(name, local_files_only=model.local_files_only)
+    except ModelError as error:
+        if "/" in name and not folder.exists() and folder.parent.exists():
+            raise ModelError(_no_folder(name, folder)) from error
+        raise
+
+
+def _no_folder(name: str, folder: Path) -> str:
+    """Names the first part of the path that is missing, and what lies beside it, the most alike first."""
+    missing = folder
+    while not missing.parent.exists():
+        missing = missing.parent
+    beside = sorted(path.name for path in missing.parent.iterdir() if path.is_dir() and not path.name.startswith("."))
+    near = get_close_matches(missing.name, beside, n=3)
+    shown = [*near, *(other for other in beside if other not in near)][:_MAX_BESIDE]
+    more = f" and {len(beside) - len(shown)} more" if len(beside) > len(shown) else ""
+    place = "this folder" if str(missing.parent) == "." else str(missing.parent)
+    told = f"{place} has {', '.join(shown)}{more}" if shown else f"{place} has no folders"
+    guess = f"; did you mean {missing.parent / near[0]}?" if near else ""
+    return f"there is no folder {name}{f' (no {missing})' if missing != folder else ''}; {told}{guess}"
+
+
+def _refuse_reward_model(name: str, path: Path) -> None:
+    """A model that scores writes no answers: say where it belongs."""
+    try:
+        kinds = json.loads((path / "config.json").read_text(encoding="utf-8")).get("architectures") or []
+    except (OSError, ValueError, AttributeError):
+        kinds = []  # the loader says what is wrong
+    if (path / SETTINGS_FILE).is_file() or any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
+        raise ModelError(
+            f"{name} is a reward model: it scores answers and writes none. Name a policy as MODEL, and give --reward-model {name}"
+        )
 
 
 def _label(name: str) -> str:
@@ -62,12 +110,26 @@ def _label(name: str) -> str:
 
 def _of_run(folder: Path, model: ModelConfig) -> list[Candidate]:
     config = _config_of(folder)
+    label = folder.resolve().name
     trained = [*(f"rl.{name}" for name in config.rl), *(f"direct.{name}" for name in config.direct)]
+    wanted = [*(["sft"] if config.sft is not None else []), *trained]
+    if not wanted:
+        reward_model = f"; its reward model is for --reward-model {folder / 'reward_model'}" if config.reward_model is not None else ""
+        raise ModelError(
+            f"{folder} is a run without any policy (no [sft], [rl.NAME] or [direct.NAME]){reward_model}. Name a policy as MODEL"
+        )
     finished = [stage for stage in trained if (folder / stage / "stage.json").is_file()]
     start = _start_of(folder, config, model)
-    label = folder.resolve().name
-    found = [Candidate(f"{label}/start", lambda: _load(start, model))]
+    lacks = [stage for stage in wanted if not (folder / stage / "stage.json").is_file()]
+    found = [Candidate(f"{label}/start", lambda: _load(start, model), _unfinished(label, lacks))]
     return found + [Candidate(f"{label}/{stage}", lambda path=folder / stage: _load(path, model)) for stage in finished]
+
+
+def _unfinished(label: str, lacks: Sequence[str]) -> str:
+    if not lacks:
+        return ""
+    start = f" {label}/start is the model before SFT." if "sft" in lacks else ""
+    return f"{label} is unfinished: it lacks {', '.join(lacks)}.{start} Only what is finished is evaluated; go on with `tether resume`."
 
 
 def _checkpoint(folder: Path, model: ModelConfig) -> Policy:

@@ -119,7 +119,9 @@ class CheckpointStore:
                 _LOG.warning("%s; going on from %s instead", "; ".join(damaged), folder)
             return found
         if damaged:
-            raise CheckpointError(f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}. Start over with --fresh")
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}. Start over with `tether run CONFIG --fresh`"
+            )
         return None
 
     def require_space(self, num_bytes: int, copies: int = 1) -> None:

@@ -121,6 +121,7 @@ def build_stage(context: Context, name: str, made_from: str, build: Callable[[Pa
     """Reuse a finished stage, or build it in a clean folder and mark it finished."""
     folder = context.folder.stage(name)
     if context.folder.finished(name, made_from) is not None:
+        context.folder.verify(name)
         context.observer.message(f"{name}: finished before, reused from {folder}")
         remove(context.folder.checkpoints(name))  # what a crash kept from being removed
         return folder

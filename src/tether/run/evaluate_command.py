@@ -48,7 +48,7 @@ def evaluate_command(request: EvaluateRequest, say: Callable[[str], None] = lamb
     if request.num_seeds < 1:
         raise ConfigError(f"--num-seeds {request.num_seeds}: at least one sampling seed is needed")
     evaluate, model, compute, seed = _settings(request)
-    opponents = Opponents(request.against, request.reference, request.reward_model, _judge(request.judge))
+    opponents = Opponents(request.against, request.reference, request.reward_model, _judge(request.judge), request.judge or "")
     seeds = range(seed, seed + request.num_seeds)
     found = evaluate_models(request.models, evaluate, resolve_compute(compute), opponents, seeds=seeds, model=model, say=say)
     found |= {"judge": request.judge} if request.judge else {}
@@ -92,9 +92,7 @@ def settings_from_words(
         "score": score,
         "score_params": dict(map(_pair, score_params)) or None,
         "samples_per_prompt": samples,
-        "sampling": {
-            key: value for key, value in (("max_new_tokens", max_new_tokens), ("temperature", temperature)) if value is not None
-        },
+        "sampling": {key: value for key, value in (("max_new_tokens", max_new_tokens), ("temperature", temperature)) if value is not None},
     }
     return {name: value for name, value in told.items() if value not in (None, {})}
 
@@ -120,8 +118,8 @@ def _judge(name: str | None) -> Judge | None:
         sys.path.insert(0, here)
     try:
         found = vars(importlib.import_module(module)).get(function) if module and function else None
-    except ImportError as error:
-        raise ConfigError(f"--judge {name}: {error}") from error
+    except Exception as error:  # the boundary of a stranger's module
+        raise ConfigError(f"--judge {name}: the module cannot be imported ({type(error).__name__}: {error})") from error
     finally:
         if added:
             sys.path.remove(here)

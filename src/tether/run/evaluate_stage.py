@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.data.load import load_rows
+from tether.errors import RunError
 from tether.files import write_atomic
 from tether.models.reference import Reference
 from tether.records import read_prompts
@@ -21,13 +22,25 @@ from tether.run.provenance import provenance_of
 __all__ = ["evaluate_stage"]
 
 
+def _finished(target: Path) -> dict[str, Any] | None:
+    """What an earlier evaluation wrote. Raises RunError where it cannot be read."""
+    if not target.exists():
+        return None
+    try:
+        done = json.loads(target.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{target} is damaged ({error}): delete it and resume, which evaluates again") from error
+    return done if isinstance(done, dict) else None
+
+
 def evaluate_stage(context: Context, start: Path, policies: Mapping[str, Path], reward_model: Path | None) -> dict[str, Any] | None:
     config = context.config.evaluate
     if config is None:
         return None
     made_from = stage_hashes(context.config)["evaluate"]
     target = context.folder.path / "evaluation.json"
-    if target.exists() and (done := json.loads(target.read_text(encoding="utf-8"))).get("made_from") == made_from:
+    done = _finished(target)
+    if done is not None and done.get("made_from") == made_from:
         context.observer.message(f"evaluate: finished before, reused from {target}")
         return done
     rows = load_rows(config.prompts.path, config.prompts.split, config.prompts.limit)

@@ -45,11 +45,15 @@ def _gain(row: Mapping[str, Any]) -> list[str]:
 
 
 def _win(row: Mapping[str, Any]) -> list[str]:
-    return [row["before"], row["after"], row["by"], f"{row['rate']:.1%} {_range(row)}", *_chances(row)]
+    no_verdict = f"no verdict in {row['num_unjudged']} of {row['num_pairs']} pairs" if row["num_unjudged"] else ""
+    if row["rate"] is None:
+        return [row["before"], row["after"], row["by"], no_verdict or "-", *_chances(row)]
+    rate = f"{row['rate']:.1%} [{row['low']:.1%}, {row['high']:.1%}]"
+    return [row["before"], row["after"], row["by"], f"{rate}, {no_verdict}" if no_verdict else rate, *_chances(row)]
 
 
 def _chances(row: Mapping[str, Any]) -> list[str]:
-    return [f"{row['p_value']:.3g}", f"{row['p_holm']:.3g}"]
+    return ["-" if row[name] is None else f"{row[name]:.3g}" for name in ("p_value", "p_holm")]
 
 
 def _where_from(evaluation: Mapping[str, Any]) -> str:

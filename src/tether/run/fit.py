@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from tether.config import DirectConfig, ModelConfig, RewardModelConfig, RolloutConfig
 from tether.data.lengths import LengthPolicy, comparison_pairs, limit_pairs, limit_prompts, tokenise
@@ -60,7 +60,18 @@ def load_base(folder: Path, *, trust_remote_code: bool) -> Base:
         generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
     else:
         generation = GenerationConfig.from_model_config(config)
+    _refuse_tokens_without_rows(folder, tokenizer, config.get_text_config().vocab_size)
     return Base(ChatFormat(tokenizer, generation_config=generation), config, position_limit(config.to_dict()))
+
+
+def _refuse_tokens_without_rows(folder: Path, tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
+    """Tokens past the embedding that text alone can produce. A special token without a row is left to whoever writes it."""
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    if past := sorted(index for index in tokenizer.get_vocab().values() if index >= rows and index not in special):
+        raise ModelError(
+            f"{folder}: the tokenizer has {len(past)} tokens, from id {past[0]} on, for which the model has no row (its embedding has "
+            f"{rows}); take the tokenizer that belongs to the model, or enlarge it: model.resize_token_embeddings(len(tokenizer))"
+        )
 
 
 def check_prompts(base: Base, prompts: Sequence[Prompt], source: str, budget: int, rl: RolloutConfig | None = None) -> None:

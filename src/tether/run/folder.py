@@ -56,13 +56,27 @@ class RunFolder:
         if others:
             raise RunError(
                 f"{self.path} holds finished stages that were made with another configuration ({', '.join(others)}; changed: "
-                f"{_changed(existing, self.config_text)}). Choose another name=..., or pass --fresh to set "
-                "the old folder aside and start over"
+                f"{_changed(existing, self.config_text)}). Choose another name=..., or start over with "
+                "`tether run CONFIG --fresh`, which sets the old folder aside"
             )
 
     def _made_from(self, name: str) -> str | None:
+        record = self._record(name)
+        return None if record is None else record["made_from"]
+
+    def _record(self, name: str) -> dict[str, Any] | None:
+        """What ``finish`` wrote. Raises RunError where it cannot be read."""
         marker = self.stage(name) / "stage.json"
-        return json.loads(marker.read_text(encoding="utf-8"))["made_from"] if marker.exists() else None
+        if not marker.exists():
+            return None
+        try:
+            record = json.loads(marker.read_text(encoding="utf-8"))
+            if isinstance(record["made_from"], str) and isinstance(record["summary"], dict):
+                return record
+            reason = "fields of another kind"
+        except (ValueError, KeyError, TypeError) as error:
+            reason = type(error).__name__
+        raise RunError(f"{marker} is damaged ({reason}): {_repeat(self.stage(name))}")
 
     def stage(self, name: str) -> Path:
         """Folder of a stage."""
@@ -74,15 +88,38 @@ class RunFolder:
 
     def finished(self, name: str, made_from: str) -> dict[str, Any] | None:
         """The summary of a finished stage that was made from the same inputs, else None."""
-        marker = self.stage(name) / "stage.json"
-        if not marker.exists():
-            return None
-        record = json.loads(marker.read_text(encoding="utf-8"))
-        return record["summary"] if record["made_from"] == made_from else None
+        record = self._record(name)
+        return record["summary"] if record is not None and record["made_from"] == made_from else None
 
     def finish(self, name: str, made_from: str, summary: Mapping[str, Any]) -> None:
-        """Mark a stage as finished; call after all its files are written."""
-        write_atomic(self.stage(name) / "stage.json", json.dumps({"made_from": made_from, "summary": dict(summary)}, indent=2) + "\n")
+        """Mark a stage as finished; call after all its files are written: their hashes are kept."""
+        record = {"made_from": made_from, "summary": dict(summary), "files": _hashes(self.stage(name))}
+        write_atomic(self.stage(name) / "stage.json", json.dumps(record, indent=2) + "\n")
+
+    def verify(self, name: str) -> None:
+        """Compare the files of a finished stage with their hashes. Raises RunError naming those that are gone or changed."""
+        record, folder = self._record(name), self.stage(name)
+        told = {} if record is None else record.get("files", {})
+        found = _hashes(folder)
+        if wrong := sorted(file for file, digest in told.items() if found.get(file) != digest):
+            gone = any(file not in found for file in wrong)
+            what = "is not there" if gone else "is not what the finished stage wrote (SHA-256 differs)"
+            raise RunError(f"{folder} is damaged: {', '.join(wrong)} {what}: {_repeat(folder)}")
+
+
+def _repeat(folder: Path) -> str:
+    return f"put it back from a copy, or delete {folder} and resume, which repeats that stage"
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of what a stage wrote, by name. The model card is written anew after later stages, and says so itself."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in {"stage.json", "README.md"})
+    return {path.relative_to(folder).as_posix(): _sha256(path) for path in files}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @cache

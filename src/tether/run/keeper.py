@@ -162,7 +162,7 @@ class StageKeeper:
             except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise CheckpointError(
                     f"{found.folder}: its state of {name!r} does not fit this version or these settings ({type(error).__name__}: {error}); "
-                    "start over with --fresh"
+                    "start over with `tether run CONFIG --fresh`"
                 ) from error
 
     def _state(self) -> State:
@@ -183,7 +183,8 @@ class StageKeeper:
             self.say(f"goes on with changed inputs, as told: {told}")
             return
         raise RunError(
-            f"{found.folder} was made from other inputs: {told}. Put them back, or go on with --accept-changes, or start over with --fresh"
+            f"{found.folder} was made from other inputs: {told}. Put them back, or go on with --accept-changes, or start over with "
+            "`tether run CONFIG --fresh`"
         )
 
 
@@ -212,8 +213,8 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 
 def _short(value: Any) -> str:
-    text = "absent" if value is None else repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+    text = "absent" if value is None else value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 40 else text[:12] + "..."
 
 
 class _GlobalGenerators:

@@ -133,6 +133,7 @@ def _run(
         raise
     except Paused:
         log.write("interrupted", reason="alarm")
+        observer.message(f"The report so far: {_report(context)}")
         raise
     finally:
         context.settle()

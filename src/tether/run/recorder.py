@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tether.events import EventLog
+from tether.events import EventLog, read_events
 from tether.pulse import beat
 from tether.run.observer import Observer
 from tether.state import State
@@ -70,6 +70,12 @@ class Recorder:
     def resumed(self, step: int) -> None:
         """The stage goes on from a checkpoint: what the log says of it after ``step`` did not happen to these weights."""
         self._log.write("resumed", stage=self.stage, step=step)
+        told = {event["step"] for event in read_events(self._log.path) if event["kind"] == "step" and event.get("stage") == self.stage}
+        if missing := sorted(set(range(1, step + 1)) - told):
+            self.warning(
+                "log", step, f"{self._log.path} lacks {len(missing)} of the {step} steps up to the checkpoint, the first of them "
+                f"{missing[0]}: it was lost or damaged. Training goes on unchanged; the curves of the report have a gap there",
+            )  # fmt: skip
 
     def state(self) -> State:
         """The metrics of the last step, which a stage that is resumed at its end still has to tell."""

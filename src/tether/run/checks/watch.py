@@ -103,6 +103,7 @@ class StageWatch:
         if done == 0:
             self._baseline = self._best = look = self.panel.look(0, self.subject.policy, self.subject.reference)
             self._record(look)
+            self._say_what_cannot_be_seen(look)
             return
         waiting = [text for rule, text in self._tripped.items() if rule not in self._seen_by_a_person()]
         if waiting and self.on_alarm == "pause":
@@ -144,7 +145,7 @@ class StageWatch:
         if kept["panel"] != self.panel.identity():
             raise RunError(
                 "the panel of [checks] (prompts, samples, score, reward or sampling) is not the one that the look before step 1 was taken "
-                "with, so nothing could be compared. Put the settings back, or start over with --fresh"
+                "with, so nothing could be compared. Put the settings back, or start over with `tether run CONFIG --fresh`"
             )
         self._baseline = None if kept["baseline"] is None else Look.from_dict(kept["baseline"])
         self._best = self._baseline if kept["best"] is None else Look.from_dict(kept["best"])
@@ -152,6 +153,15 @@ class StageWatch:
         self._tripped = dict(kept["tripped"])
 
     # ------------------------------------------------------------------------------------------------------------------------
+
+    def _say_what_cannot_be_seen(self, look: Look) -> None:
+        """An independent score that is 0 everywhere cannot fall (it counts what is right), so that no divergence is found before it rises."""
+        scores = look.per_prompt.get("score", ())
+        if any(rule.name == "divergence" for rule in self.rules) and scores and not any(scores):
+            self.recorder.warning(
+                "checks", 0, "the independent score of the start is 0 on every prompt of the panel: as long as that is so, `divergence` has "
+                "nothing that could fall. Choose prompts or a score on which the start is not always wrong",
+            )  # fmt: skip
 
     def _seen_by_a_person(self) -> frozenset[str]:
         return acknowledged(self.folder, self.recorder.stage)

@@ -1,0 +1,125 @@
+"""What lies in a run folder is compared before it is used again: a finished stage, the evaluation, the log."""
+
+from __future__ import annotations
+
+import errno
+import json
+
+import pytest
+from small_runs import Crash, CrashAt, assert_same, make_config, sections_of
+
+from tether.config import RunConfig
+from tether.errors import RunError
+from tether.events import EventLog, read_events
+from tether.run.pipeline import run
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A run of two stages whose first is finished, interrupted in its second."""
+    sections = sections_of("sft", tmp_path)[0] | sections_of("dpo", tmp_path)[0]
+    config = RunConfig.model_validate(make_config(tmp_path, **sections) | {"checkpoint": {"every": 2}})
+    with pytest.raises(Crash):
+        run(config, observer=CrashAt("direct.d", 5))
+    return config
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda folder: flip(folder / "model.safetensors"), r"sft is damaged: model\.safetensors is not what the finished stage wrote"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), r"sft is damaged: tokenizer\.json is not there"),
+        (lambda folder: (folder / "stage.json").write_text(""), r"stage\.json is damaged \(JSONDecodeError\)"),
+        (lambda folder: (folder / "stage.json").write_text('{"made_from": 1, "summary": {}}'), r"stage\.json is damaged \(fields"),
+    ],
+    ids=["flipped bit", "missing file", "empty marker", "odd marker"],
+)
+def test_a_damaged_finished_stage_is_named_and_repeated_when_it_is_deleted(finished, harm, said):
+    folder = finished.folder / "sft"
+    whole = (folder / "model.safetensors").read_bytes()
+    harm(folder)
+    with pytest.raises(RunError, match=said + r".*delete .*sft and resume"):
+        run(finished)
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    assert run(finished).report.exists()
+    assert (folder / "model.safetensors").read_bytes() == whole
+
+
+def test_what_another_hand_adds_or_a_card_says_is_no_damage(finished):
+    (finished.folder / "sft" / "README.md").write_text("mine")
+    (finished.folder / "sft" / "notes.txt").write_text("mine")
+    assert run(finished).report.exists()
+
+
+def test_a_damaged_evaluation_is_named(tmp_path):
+    config = RunConfig.model_validate(make_config(tmp_path, **sections_of("sft", tmp_path)[0]))
+    held = {"prompts": {"path": str(tmp_path / "prompts.jsonl")}, "sampling": {"max_new_tokens": 4}}
+    config = RunConfig.model_validate(config.model_dump(mode="json", exclude_unset=True) | {"evaluate": held})
+    run(config)
+    target = config.folder / "evaluation.json"
+    target.write_text(target.read_text()[:100])
+    with pytest.raises(RunError, match=r"evaluation\.json is damaged.*delete it and resume"):
+        run(config)
+
+
+def test_a_lost_log_is_said_and_changes_nothing_else(finished, tmp_path_factory):
+    events = finished.folder / "events.jsonl"
+    kept = events.read_text()
+    events.unlink()
+    run(finished)
+    warnings = [event["text"] for event in read_events(events) if event["kind"] == "warning" and event["name"] == "log"]
+    assert len(warnings) == 1
+    assert "lacks 4 of the 4 steps up to the checkpoint, the first of them 1" in warnings[0]
+    weights = (finished.folder / "direct.d" / "model.safetensors").read_bytes()
+    events.write_text(kept + events.read_text())
+    assert (finished.folder / "direct.d" / "model.safetensors").read_bytes() == weights
+
+
+def test_an_unbroken_log_says_nothing(finished):
+    run(finished)
+    assert not [event for event in read_events(finished.folder / "events.jsonl") if event["kind"] == "warning" and event["name"] == "log"]
+
+
+def test_a_line_that_is_no_event_is_passed_over_with_a_warning(tmp_path, caplog):
+    path = tmp_path / "events.jsonl"
+    good = json.dumps({"kind": "message", "text": "a"})
+    path.write_text(f'{good}\n{{"kind": \n[1]\n{{"text": "no kind"}}\n{good}\n')
+    assert len(list(read_events(path))) == 2
+    assert [f"line {number} is no event" in caplog.text for number in (2, 3, 4, 5)] == [True, True, True, False]
+
+
+def test_a_log_that_cannot_be_written_is_an_error_with_path_and_room_and_closing_hides_nothing(tmp_path, monkeypatch, caplog):
+    log = EventLog(tmp_path / "events.jsonl")
+
+    class Full:
+        closed = False
+
+        def write(self, text): ...
+
+        def flush(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self):
+            self.flush()
+
+    log._file.close()
+    monkeypatch.setattr(log, "_file", Full())
+    with pytest.raises(RunError, match=r"events\.jsonl could not be written.*bytes are free.*make room and resume"):
+        log.write("message", text="a")
+    log.close()
+    assert "the end of" in caplog.text
+
+
+def test_the_same_run_after_all_that_is_the_unbroken_one(finished, tmp_path):
+    whole = finished.model_copy(update={"name": "whole"})
+    run(whole)
+    run(finished)
+    assert_same(whole.folder, finished.folder, "direct.d")
