@@ -86,24 +86,24 @@ def test_runs_of_the_same_seed_are_called_runs_and_the_warning_comes_first_and_o
     runs = [write_run(tmp_path, name, 0.5, seed=3) for name in ("a0", "a1")]
     runs += [write_run(tmp_path, name, 1.5, seed=4, config=other(0.2)) for name in ("b0", "b1")]
     found = compare(runs)
-    assert [group.label for group in found.groups] == ["a0:ppo and 1 more run (both of seed 3)", "b0:ppo and 1 more run (both of seed 4)"]
+    assert [group.label for group in found.groups] == ["a0:ppo and 1 more run (seed 3)", "b0:ppo and 1 more run (seed 4)"]
     text = as_text(found)
     assert text.startswith(
         "Warning: runs of one recipe with the same seed are no independent repetition: a0, a1 (seed 3); b0, b1 (seed 4)."
     )
     assert text.count("independent repetition") == 1
-    assert "Means by run:" in text
+    assert "Means by training run:" in text
     assert "ahead in 4 of 4 pairs of runs" in text
     assert "more seed" not in text
     assert json.loads(as_json(found))["warnings"] == list(found.warnings)
-    with pytest.raises(RunError, match=r"a0, a1 are runs of one recipe \(both of seed 3\); name a second recipe"):
+    with pytest.raises(RunError, match=r"a0, a1 are runs of one recipe \(seed 3\); name a second recipe"):
         compare(runs[:2])
 
 
 def test_a_seed_that_occurs_twice_among_others_is_counted_once(tmp_path):
     runs = [write_run(tmp_path, f"a{number}", 0.5, seed=seed) for number, seed in enumerate((0, 1, 1))]
     found = compare([*runs, write_run(tmp_path, "b", 1.5, config=other(0.2))])
-    assert found.groups[0].label == "a0:ppo and 2 more runs (2 different seeds)"
+    assert found.groups[0].label == "a0:ppo and 2 more runs (seeds 0, 1)"
     assert "a1, a2 (seed 1)" in found.warnings[0]
     twice = compare([runs[0], runs[0], runs[1], tmp_path / "b"])
     assert twice.groups[0].label == "a0:ppo and 1 more seed"

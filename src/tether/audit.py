@@ -28,6 +28,7 @@ from tether.stats import Interval, bootstrap_mean
 __all__ = ["Audit", "Flag", "Levels", "Measure", "as_json", "as_text", "audit", "audit_rows"]
 
 _RESAMPLES = 2_000
+_MIN_PROMPTS = 5  # below it an interval over prompts says next to nothing
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Audit:
-    """The report. ``status``: 0 nothing to look at, 3 flags (as a paused run)."""
+    """The report. ``status``: 0 no flags, 3 flags (as a paused run). ``unjudged``: why nothing could be judged, else ''."""
 
     source: str
     baseline: str
@@ -81,6 +82,7 @@ class Audit:
     flags: tuple[Flag, ...]
     confidence: float
     notes: tuple[str, ...]
+    unjudged: str = ""
 
     @property
     def status(self) -> int:
@@ -122,6 +124,9 @@ def audit_rows(
     levels = levels or Levels()
     now = _Texts.of(rows)
     old = _Texts.of(before) if before else None
+    unjudged = _too_few(now)
+    if not unjudged and old is not None and _too_few(old):
+        notes = (*notes, f"nothing is compared with {baseline}: {_too_few(old)}")
     return Audit(
         source=source,
         baseline=baseline,
@@ -130,9 +135,10 @@ def audit_rows(
         reward=reward,
         measures=tuple(_measures(now, levels.confidence)),
         before=() if old is None else tuple(_measures(old, levels.confidence)),
-        flags=tuple(_flags(now, old, levels)),
+        flags=() if unjudged else tuple(_flags(now, None if old is None or _too_few(old) else old, levels)),
         confidence=levels.confidence,
         notes=tuple(notes),
+        unjudged=unjudged,
     )
 
 
@@ -166,6 +172,16 @@ class _Texts:
         return [sum(values) / len(values) for values in means if values]
 
 
+def _too_few(texts: _Texts) -> str:
+    """Why these answers cannot be judged; '' where they can be."""
+    num_answers, num_prompts = len(texts.columns["length"]), len(texts.groups)
+    if num_prompts >= _MIN_PROMPTS:
+        return ""
+    if num_answers < _MIN_PROMPTS:
+        return f"too few rows to judge: {num_answers}; at least {_MIN_PROMPTS}"
+    return f"too few prompts to judge: {num_prompts} ({num_answers} answers); at least {_MIN_PROMPTS}"
+
+
 _MEASURES = (
     ("length", "words, mean"),
     ("repeat", "share of repeated word trigrams inside an answer, mean"),
@@ -194,7 +210,7 @@ def _reward_length(texts: _Texts, confidence: float) -> Interval | None:
     """Pearson's r with the interval of Fisher's z over prompts (answers to one are not independent); None where it does not exist."""
     reward, length = texts.columns["reward"], texts.columns["length"]
     r, n = correlation(reward, length), len(texts.by_prompt("reward"))
-    if not math.isfinite(r) or n < 5:
+    if not math.isfinite(r) or n < _MIN_PROMPTS:
         return None
     z = NormalDist().inv_cdf((1 + confidence) / 2) / math.sqrt(n - 3)
     middle = math.atanh(max(-1 + 1e-12, min(1 - 1e-12, r)))
@@ -225,10 +241,7 @@ def _absolute_flags(now: _Texts, levels: Levels) -> Iterator[Flag]:
     )
     for name, column, level, sign, words in tests:
         found = bootstrap_mean(now.by_prompt(column), seed=0, confidence=levels.confidence, num_resamples=_RESAMPLES)
-        beyond = found.low > level if sign > 0 else found.high < level
-        if len(now.by_prompt(column)) == 1:  # one prompt says nothing of others: its number alone
-            beyond = found.estimate > level if sign > 0 else found.estimate < level
-        if beyond:
+        if found.low > level if sign > 0 else found.high < level:
             side = "above" if sign > 0 else "below"
             yield Flag(name, f"{words}: {column} {found.estimate:.4g} [{found.low:.4g}, {found.high:.4g}], all of it {side} {level:g}")
     r = _reward_length(now, levels.confidence)
@@ -272,8 +285,14 @@ def as_text(report: Audit) -> str:
         lines.append(f"{line}{measure.unit}")
     lines += [f"note: {note}" for note in report.notes]
     lines += [f"FLAG {flag.name}: {flag.sentence}" for flag in report.flags]
-    lines.append("Nothing to look at." if not report.flags else "Flags are for inspection: read the answers before you act.")
+    lines.append(_last_line(report))
     return "\n".join(lines)
+
+
+def _last_line(report: Audit) -> str:
+    if report.unjudged:
+        return f"Not judged: {report.unjudged}. That is no pass."
+    return "Flags are for inspection: read the answers before you act." if report.flags else "Nothing to look at."
 
 
 def as_json(report: Audit) -> str:
@@ -283,7 +302,7 @@ def as_json(report: Audit) -> str:
 
 def _interval(measure: Measure) -> str:
     found = f"{measure.value:.4g}"
-    return found if math.isnan(measure.low) else f"{found} [{measure.low:.4g}, {measure.high:.4g}]"
+    return found if not math.isfinite(measure.low) else f"{found} [{measure.low:.4g}, {measure.high:.4g}]"
 
 
 def _plain(value: Any) -> Any:

@@ -19,6 +19,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "reward": ("reward", "rewards", "score", "scores"),
 }
 """Names that a column may have, the first that is there; the plural ones may hold a list per row, one entry an answer."""
+_MAX_REASONS = 5
 _NO_REWARD = {"step", "advantage", "advantages", "epoch", "index", "prompt_id", "sample_index", "length"}
 
 
@@ -44,6 +45,7 @@ class Answers:
 def read_answers(path: str, reward: str | None = None, *, needs_reward: bool = True) -> Answers:
     """Every answer of a file. Raises DataError with all rows that cannot be read."""
     loaded = load_rows(path)
+    _refuse_unreadable(path, loaded.rows)
     columns = list(dict.fromkeys(name for row in loaded.rows if isinstance(row, Mapping) for name in row))
     completion = _column(columns, "completion")
     if completion is None:
@@ -63,13 +65,22 @@ def read_answers(path: str, reward: str | None = None, *, needs_reward: bool = T
     return Answers(tuple(rows), " + ".join(rewards), tuple(_notes(path, rows, rewards, prompt)))
 
 
+def _refuse_unreadable(path: str, rows: Sequence[Any]) -> None:
+    """Where no row is an object there are no columns to speak of: say what is wrong with the first few rows."""
+    if any(isinstance(row, Mapping) for row in rows):
+        return
+    reasons = [f"  row {number}: {row}" for number, row in enumerate(rows[:_MAX_REASONS], start=1)]
+    more = [f"  and {len(rows) - _MAX_REASONS} more"] if len(rows) > _MAX_REASONS else []
+    raise DataError(
+        "\n".join([f"{path}: no row could be read, of {len(rows)}; correct the file or the program that wrote it.", *reasons, *more])
+    )
+
+
 def _column(columns: Sequence[str], role: str) -> str | None:
     return next((name for name in NAMES[role] if name in columns), None)
 
 
-def _reward_columns(
-    path: str, columns: Sequence[str], rows: Sequence[Any], named: str | None, taken: set[str | None]
-) -> tuple[str, ...]:
+def _reward_columns(path: str, columns: Sequence[str], rows: Sequence[Any], named: str | None, taken: set[str | None]) -> tuple[str, ...]:
     """The named column, else one that is called a reward, else every other column of numbers (TRL: one per reward function)."""
     if named is not None:
         return (named,) if named in columns else ()

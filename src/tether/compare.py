@@ -84,12 +84,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Compared:
-    """Everything that ``compare`` found."""
+    """Everything that ``compare`` found. ``warnings`` come before the figures, ``notes`` after them."""
 
     score: str
     groups: tuple[Group, ...]
     comparisons: tuple[Comparison, ...]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def compare(runs: Sequence[str | Path], *, seed: int = 0) -> Compared:
@@ -103,12 +104,10 @@ def compare(runs: Sequence[str | Path], *, seed: int = 0) -> Compared:
     _refuse_unlike(found)
     groups = _grouped(found)
     if len(groups) < 2:
-        names = ", ".join(one.run for one in found)
-        raise RunError(
-            f"compare: {names} {'are seeds of one recipe' if len(found) > 1 else 'is one policy'}; name a second recipe, or RUN:start"
-        )
+        told = f"are {_unit(groups[0].seeds)}s of one recipe{_told_seeds(groups[0].seeds)}" if len(groups[0].runs) > 1 else "is one policy"
+        raise RunError(f"compare: {', '.join(groups[0].runs)} {told}; name a second recipe, or RUN:start")
     comparisons = _comparisons(groups, found, seed)
-    return Compared(str(found[0].conditions["score"]), tuple(groups), tuple(comparisons), tuple(_notes(groups, found)))
+    return Compared(str(found[0].conditions["score"]), tuple(groups), tuple(comparisons), tuple(_notes(found)), _same_seed_warning(groups))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------------
@@ -203,7 +202,8 @@ def _grouped(found: Sequence[Evaluated]) -> list[Group]:
 def _group(members: Sequence[Evaluated]) -> Group:
     members = list({(one.folder, one.policy): one for one in members}.values())  # one that is named twice counts once
     first = members[0]
-    label = f"{first.run}:{first.policy}" + (f" and {len(members) - 1} more seeds" if len(members) > 1 else "")
+    more, seeds = len(members) - 1, [one.seed for one in members]
+    label = f"{first.run}:{first.policy}" + (f" and {more} more {_unit(seeds)}{'s' * (more > 1)}{_told_seeds(seeds)}" if more else "")
     scores = np.array([one.scores_by_prompt for one in members]).mean(0)
     return Group(
         label=label,
@@ -213,6 +213,19 @@ def _group(members: Sequence[Evaluated]) -> Group:
         kl=float(np.mean([one.kl for one in members])),
         scores_by_prompt=tuple(map(float, scores)),
     )
+
+
+def _unit(seeds: Sequence[int | None]) -> str:
+    """What repetitions are called: seeds only where every run is known to have one of its own."""
+    return "seed" if None not in seeds and len(set(seeds)) == len(seeds) else "run"
+
+
+def _told_seeds(seeds: Sequence[int | None]) -> str:
+    """Examples: (0, 1) -> "", (0, 0) -> " (seed 0)", (0, 1, 1) -> " (seeds 0, 1)"."""
+    if _unit(seeds) == "seed":
+        return ""
+    known = sorted({seed for seed in seeds if seed is not None})
+    return " (seeds not recorded)" if None in seeds else f" (seed{'s' * (len(known) > 1)} {', '.join(map(str, known))})"
 
 
 # -- the answer --------------------------------------------------------------------------------------------------------------
@@ -235,13 +248,8 @@ def _comparisons(groups: Sequence[Group], found: Sequence[Evaluated], seed: int)
     for (group, interval, p_value), p_holm in zip(measured, adjusted, strict=True):
         verdict = _verdict(interval.low, interval.high, p_holm, 1 - confidence)
         words = _words(first, group, interval, verdict, p_holm, len(measured), same_start=same_start)
-        low, high = interval.low, interval.high
-        told.append(
-            Comparison(
-                first.label, group.label, interval.estimate, low, high, confidence, interval.num_units, p_value, p_holm,
-                first.kl, group.kl, verdict, words,
-            )
-        )  # fmt: skip
+        told.append(Comparison(first.label, group.label, interval.estimate, interval.low, interval.high, confidence, interval.num_units,
+                               p_value, p_holm, first.kl, group.kl, verdict, words))  # fmt: skip
     return told
 
 
@@ -285,16 +293,27 @@ def _kl_words(first: Group, group: Group, verdict: str, *, same_start: bool) -> 
 def _seed_words(first: Group, group: Group) -> str:
     if len(first.seeds) == 1 and len(group.seeds) == 1:
         return "One training seed each: the interval is over prompts, and another seed may say otherwise."
-    wins = sum(after > before for before in first.means for after in group.means)
-    pairs = len(first.means) * len(group.means)
+    unit = "seed" if _unit(first.seeds) == _unit(group.seeds) == "seed" else "run"
+    ahead = [after > before for before in first.means for after in group.means]
     ranges = ", ".join(f"{g.label} {min(g.means):.3f} to {max(g.means):.3f}" for g in (first, group))
     return (
-        f"Means by training seed: {ranges}; {group.label} is ahead in {wins} of {pairs} pairs of seeds. "
-        "The interval is over prompts, of the mean over seeds."
+        f"Means by training {unit}: {ranges}; {group.label} is ahead in {sum(ahead)} of {len(ahead)} pairs of {unit}s. "
+        f"The interval is over prompts, of the mean over {unit}s."
     )
 
 
-def _notes(groups: Sequence[Group], found: Sequence[Evaluated]) -> list[str]:
+def _same_seed_warning(groups: Sequence[Group]) -> tuple[str, ...]:
+    """One sentence for all groups in which a seed occurs twice."""
+    told = []
+    for group in groups:
+        twice = sorted({seed for seed in group.seeds if seed is not None and group.seeds.count(seed) > 1})
+        names = [run for run, seed in zip(group.runs, group.seeds, strict=True) if seed in twice]
+        told += [f"{', '.join(names)} (seed {', '.join(map(str, twice))})"] if twice else []
+    why = "Warning: runs of one recipe with the same seed are no independent repetition"
+    return (f"{why}: {'; '.join(told)}. Train with another seed=...",) if told else ()
+
+
+def _notes(found: Sequence[Evaluated]) -> list[str]:
     notes = []
     for key, name in (("source_sha256", "Tether's source"), ("torch", "torch"), ("dtype", "precision"), ("device", "device")):
         known = {one.code[key] for one in found}
@@ -303,9 +322,6 @@ def _notes(groups: Sequence[Group], found: Sequence[Evaluated]) -> list[str]:
         elif len(known) > 1:
             told = ", ".join(sorted(_short(value) for value in known))
             notes.append(f"{name} differs between the runs ({told}): the same policy may score otherwise.")
-    for group in groups:
-        if len(set(group.seeds)) < len(group.seeds):
-            notes.append(f"{group.label}: two runs have the same seed, so they are no independent repetition.")
     return notes
 
 
@@ -313,12 +329,12 @@ def _notes(groups: Sequence[Group], found: Sequence[Evaluated]) -> list[str]:
 
 
 def as_text(compared: Compared) -> str:
-    """The groups, the answers and what to keep in mind."""
+    """Warnings, the groups, the answers and what to keep in mind."""
     lines = [f"{'group':<40} {'seeds':<12} {compared.score:>14} {'KL/answer':>10}"]
     for group in compared.groups:
         seeds = ",".join("?" if seed is None else str(seed) for seed in group.seeds)
         lines.append(f"{group.label:<40} {seeds:<12} {group.mean:>14.4f} {group.kl:>10.3f}")
-    return "\n\n".join(["\n".join(lines), *(comparison.words for comparison in compared.comparisons), *compared.notes])
+    return "\n\n".join([*compared.warnings, "\n".join(lines), *(comparison.words for comparison in compared.comparisons), *compared.notes])
 
 
 def as_json(compared: Compared) -> str:

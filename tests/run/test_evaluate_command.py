@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -331,6 +332,13 @@ def test_a_path_that_is_not_there_is_answered_as_a_path(tmp_path, monkeypatch):
         assert "hub" not in str(caught.value)
     with pytest.raises(ModelError, match="hub model nobody/nothing was not found"):
         find_candidates(["nobody/nothing"], ModelConfig())
+
+
+def test_a_copy_of_a_fetched_model_is_a_model_and_no_checkpoint(tmp_path):
+    shutil.copytree(resolve_model("tiny"), tmp_path / "copy")
+    assert (tmp_path / "copy" / "manifest.json").is_file()
+    (found,) = find_candidates([str(tmp_path / "copy")], ModelConfig())
+    assert found.load().weights_fingerprint() == Policy.load("tiny").weights_fingerprint()
 
 
 def test_a_reward_model_is_told_where_it_belongs(tmp_path):

@@ -51,7 +51,7 @@ def _candidates(name: str, model: ModelConfig) -> list[Candidate]:
     folder = Path(name).expanduser()
     if (folder / _RUN_MARK).is_file():
         return _of_run(folder, model)
-    if (folder / _CHECKPOINT_MARK).is_file():
+    if (folder / _CHECKPOINT_MARK).is_file() and not (folder / "config.json").is_file():  # fetched models have a manifest too
         return [Candidate(f"{folder.parent.name}/{folder.name}", lambda: _checkpoint(folder, model))]
     path = _resolve(name, folder, model)
     _refuse_reward_model(name, path)
@@ -75,7 +75,7 @@ def _resolve(name: str, folder: Path, model: ModelConfig) -> Path:
 def _no_folder(name: str, folder: Path) -> str:
     """Names the first part of the path that is missing, and what lies beside it, the most alike first."""
     missing = folder
-    while not missing.parent.exists():
+    while not missing.parent.is_dir():
         missing = missing.parent
     beside = sorted(path.name for path in missing.parent.iterdir() if path.is_dir() and not path.name.startswith("."))
     near = get_close_matches(missing.name, beside, n=3)
