@@ -3,7 +3,7 @@
     python -m bench.peers grpo [--rounds 3] [--quick]      one workload; `all` for every one
     python -m bench.peers table                            the section "Speed against peers" of bench/RESULTS.md from the raw numbers
 
-Prints a table and writes bench/results/WHAT.json (with --quick: bench/results/quick/WHAT.json, which `table` does not read). The first run
+Prints a table and writes bench/results/WHAT.json (with --quick: quick/WHAT.json of the folder below). The first run
 makes the environments under ~/.cache/tether-bench (TETHER_BENCH_HOME), which takes minutes and about 6 GB. Logs of the sides lie there too.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.peers.environments import HOME
 from bench.peers.run import Options, run, write
 from bench.peers.summary import replaced, result_text, section
 from bench.peers.workloads import WORKLOADS
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = Options(
         rounds=1 if options.quick and "--rounds" not in given else options.rounds,
         model=options.model.expanduser(),
-        folder=_RESULTS / "quick" if options.quick else _RESULTS,
+        folder=HOME / "quick" if options.quick else _RESULTS,
         command="python -m bench.peers " + shlex.join(given),
         quick=options.quick,
         everyone=options.everyone,

@@ -28,7 +28,7 @@ def ensure(name: str) -> Path:
         print(f"making the environment {name} in {folder}: minutes, once", file=sys.stderr, flush=True)
         base = sys.executable if sys.prefix == sys.base_prefix else str(Path(sys.base_prefix) / "bin" / "python3")
         _run(base, "-m", "venv", "--clear", str(folder))
-        _run(str(python), "-m", "pip", "install", "--quiet", "--no-compile", "-r", str(_LISTS / f"{name}.txt"))
+        _run(str(python), "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "-r", str(_LISTS / f"{name}.txt"))
         made.write_text(wanted)
     return python
 

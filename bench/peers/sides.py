@@ -114,7 +114,8 @@ def _variables(variant: Variant) -> dict[str, str]:
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "PYTHONPATH": "",
     }
-    return {**os.environ, **fixed, **variant.variables}
+    own = {name: value.replace("BENCH", str(environments.HOME)) for name, value in variant.variables.items()}
+    return {**os.environ, **fixed, **own}
 
 
 def _scratch() -> Path:

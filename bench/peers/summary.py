@@ -85,6 +85,8 @@ def result_text(result: Mapping[str, Any]) -> str:
     workload = WORKLOADS[result["what"]]
     lines = [f"### {workload.title}", ""]
     lines += [f"`{result['command']}`, {result['date']}, {result['rounds']} rounds, one side after the other.", ""]
+    if result.get("quick"):
+        lines += ["With --quick: tiny sizes in place of those above. These numbers say that it runs, and nothing about speed.", ""]
     for lengths in result["lengths"]:
         sides = [side for side in result["sides"] if side["measures"].get(lengths)]
         if sides:
@@ -189,7 +191,7 @@ def section(results: Mapping[str, Mapping[str, Any]], places: Mapping[str, str])
     ]
     lines += [
         "Each side is loaded once and stopped dead (SIGSTOP) while another measures; rounds go A B C A B C. The peer's settings are tried "
-        "first (all are listed), and the fastest of each precision takes part: float32 weights with autocast to bfloat16, which is Tether's, "
+        "first (all are listed), and the fastest of each precision takes part: float32 weights with autocast to bfloat16, as Tether has, "
         "and any other. A ratio is taken within each round. Others' cores: the most that other processes used during a measurement, 0 on a "
         "quiet machine.",
         "",

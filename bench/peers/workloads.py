@@ -19,6 +19,10 @@ ALLOCATOR: Mapping[str, str] = MappingProxyType(
 )
 
 
+# Intel's OpenMP in place of GNU's, as guides to training on processors advise. BENCH is the folder of all environments.
+OPENMP: Mapping[str, str] = MappingProxyType({"LD_PRELOAD": "BENCH/trl/lib/libiomp5.so", "KMP_BLOCKTIME": "1"})
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Counts of one measurement. ``prompt_tokens`` with the chat template; a pair has ``pair_tokens`` on each side, its prompt included."""
@@ -37,7 +41,8 @@ QUICK = Sizes(prompts=2, samples=2, prompt_tokens=50, response_tokens=8, pairs=2
 
 @dataclass(frozen=True)
 class Variant:
-    """One side. ``numerics``: "same" where weights, gradients and optimiser are float32 and products bfloat16, as ours; else "other"."""
+    """One side. ``variables``: of its process, with BENCH for the folder of all environments. ``numerics``: "same" where weights,
+    gradients and optimiser are float32 and products bfloat16, as ours; another word for other peers."""
 
     name: str
     environment: str
@@ -93,12 +98,14 @@ def _peer(
     autocast: bool,
     rows: int = 0,
     tuned: bool = True,
+    openmp: bool = False,
     default: bool = True,
     **more: Any,
 ) -> Variant:
     settings = {"weights": weights, "autocast": autocast, **({"rows_per_pass": rows} if rows else {}), **more}
     numerics = "same" if weights == "float32" and autocast else "other"
-    return Variant(name, environment, driver, settings, ALLOCATOR if tuned else {}, numerics, default)
+    variables = {**(ALLOCATOR if tuned else {}), **(OPENMP if openmp else {})}
+    return Variant(name, environment, driver, settings, variables, numerics, default)
 
 
 def _trl(driver: str, rows: Sequence[int], environment: str = "trl", **more: Any) -> tuple[Variant, ...]:
@@ -112,9 +119,11 @@ def _trl(driver: str, rows: Sequence[int], environment: str = "trl", **more: Any
         *(one(f"autocast, {n} rows", "float32", autocast=True, rows=n) for n in rows),
         one(f"autocast, {middle} rows, plain allocator", "float32", autocast=True, tuned=False),
         one(f"autocast, {middle} rows, eager attention", "float32", autocast=True, attention="eager"),
+        one(f"autocast, {middle} rows, Intel OpenMP", "float32", autocast=True, openmp=True),
         one(f"autocast, {middle} rows, compiled", "float32", autocast=True, compile=True, default=False),
         *(one(f"bf16 weights, {n} rows", "bfloat16", autocast=False, rows=n) for n in rows),
         one(f"bf16 weights, {middle} rows, eager attention", "bfloat16", autocast=False, attention="eager"),
+        one(f"bf16 weights, {middle} rows, Intel OpenMP", "bfloat16", autocast=False, openmp=True),
         one(f"bf16 weights and autocast, {middle} rows", "bfloat16", autocast=True, default=False),
         one(f"fp32, {middle} rows", "float32", autocast=False, default=False),
     )
@@ -133,7 +142,16 @@ _ONLINE = ("forced", "natural")
 _GRPO = _trl("trl_grpo", (8, 16))
 _UPDATE = _trl("trl_grpo", (4, 8, 16, 32))
 _OFFLINE_ROWS = (2, 4, 8, 16)
-_TUNED = {"variables": ALLOCATOR, "default": False}
+
+
+def _our_variants(driver: str) -> tuple[Variant, ...]:
+    """Tether as shipped, and with what the peers are given; only the first is run unless the others are named."""
+    return (
+        _ours(driver),
+        _ours(driver, "tether, tuned allocator", default=False, variables=ALLOCATOR),
+        _ours(driver, "tether, tuned allocator, Intel OpenMP", default=False, variables={**ALLOCATOR, **OPENMP}),
+    )
+
 
 WORKLOADS: Mapping[str, Workload] = {
     workload.name: workload
@@ -142,8 +160,7 @@ WORKLOADS: Mapping[str, Workload] = {
             "grpo",
             "GRPO step: 8 prompts x 8 answers x 128 tokens, tether of .05, one optimiser step",
             (
-                _ours("tether_online"),
-                _ours("tether_online", "tether, tuned allocator", **_TUNED),
+                *_our_variants("tether_online"),
                 *_GRPO,
                 _peer(
                     "trl",
@@ -164,16 +181,17 @@ WORKLOADS: Mapping[str, Workload] = {
             "generate",
             "Generation alone: 8 prompts x 8 answers x 128 tokens",
             (
-                _ours("tether_generate"),
-                _ours("tether_generate", "tether, tuned allocator", **_TUNED),
+                *_our_variants("tether_generate"),
                 _hf("bf16", "bfloat16"),
                 _hf("bf16, plain allocator", "bfloat16", tuned=False),
                 _hf("bf16, eager attention", "bfloat16", attention="eager"),
                 _hf("bf16, static cache", "bfloat16", cache="static"),
+                _hf("bf16, Intel OpenMP", "bfloat16", openmp=True),
                 _hf("bf16, static cache, compiled", "bfloat16", cache="static", compile=True, default=False),
                 _hf("fp32 and autocast", "float32", autocast=True, default=False),
                 _vllm("bf16"),
-                _vllm("bf16, eager", eager=True),
+                _vllm("bf16, Intel OpenMP", variables={"LD_PRELOAD": "BENCH/vllm/lib/libiomp5.so"}),
+                _vllm("bf16, eager", eager=True, default=False),
                 _vllm("bf16, engine in its own process", default=False, variables={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}),
             ),
             lengths=_ONLINE,
@@ -183,14 +201,14 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload(
             "update",
             "Update alone on the answers of a GRPO step that are given: forward, backward, optimiser",
-            (_ours("tether_update"), _ours("tether_update", "tether, tuned allocator", **_TUNED), *_UPDATE),
+            (*_our_variants("tether_update"), *_UPDATE),
             phases=("update", "optimiser"),
             goals={"same": 6, "other": 6},
         ),
         Workload(
             "reference",
             "Reference pass alone, on the same answers",
-            (_ours("tether_update"), _ours("tether_update", "tether, tuned allocator", **_TUNED), *_UPDATE),
+            (*_our_variants("tether_update"), *_UPDATE),
             phases=("reference",),
             goals={"same": 5, "other": 5},
         ),
@@ -198,9 +216,9 @@ WORKLOADS: Mapping[str, Workload] = {
             "ppo",
             "PPO step: 64 prompts x 1 answer x 128 tokens, reward model, one epoch, one optimiser step",
             (
-                _ours("tether_online"),
+                *_our_variants("tether_online"),
                 _ours("tether_online", "tether, separate critic", default=False, critic="separate"),
-                _ours("tether_online", "tether, tuned allocator", **_TUNED),
+                _ours("tether_online", "tether, reward model in bf16", default=False, reward_dtype="bfloat16"),
                 *_trl("trl_ppo", (4, 8, 16), environment="trl-ppo", rollout_rows=32),
             ),
             sizes={"prompts": 64, "samples": 1},
@@ -211,7 +229,7 @@ WORKLOADS: Mapping[str, Workload] = {
             Workload(
                 name,
                 f"{title}: 16 pairs x 2 x 256 tokens a step",
-                (_ours("tether_offline"), _ours("tether_offline", "tether, tuned allocator", **_TUNED), *_trl("trl_offline", rows)),
+                (*_our_variants("tether_offline"), *_trl("trl_offline", rows)),
                 tokens="all",
                 goals={"same": 3, "other": 3},
             )

@@ -50,3 +50,9 @@ def test_a_negative_kl_is_refused():
 def test_gold_stays_on_the_device_of_its_input():
     law = Overoptimisation(BON, 1.0, 0.25)
     assert law.gold(torch.tensor([4.0], device="cuda")).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("kls", [[0.0, 0.0], [4.0, 4.0], [0.0, 9.0]])
+def test_points_that_two_parameters_do_not_tell_apart_are_refused(kls):
+    with pytest.raises(ValueError, match="two different KLs above 0"):
+        maths.fit_overoptimisation(torch.tensor(kls), torch.tensor([1.0, 2.0]), BON)

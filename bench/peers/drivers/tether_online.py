@@ -16,6 +16,7 @@ from tether.backends.local import LocalWorker
 from tether.config import ComputeConfig
 from tether.models.reference import Reference
 from tether.rollout.local import LocalSampler
+from tether.rollout.proof import WeightProof
 from tether.run.observer import Quiet
 
 
@@ -72,6 +73,7 @@ def main() -> None:
     )
     watch_parts(clock)
     clock.wrap(LocalSampler, "refresh", "publish")
+    clock.wrap(WeightProof, "check", "publish")
     generate = LocalSampler.generate
 
     def with_endings(self: Any, *args: Any, **kwargs: Any) -> Any:

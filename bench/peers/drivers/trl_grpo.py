@@ -11,6 +11,8 @@ from driver import Channel, Clock, Turnstile, noise, versions
 from trl import GRPOConfig, GRPOTrainer
 from trl_common import Steps, arguments, causal, tokenizer, watch_trainer
 
+_TIMES = 50  # the same prompts again and again, in order, so that no epoch ends between two measurements
+
 
 def main() -> None:
     """Serve steps until told to stop."""
@@ -36,7 +38,7 @@ def main() -> None:
             use_bias_correction_kl=True,
             shuffle_dataset=False,
         ),
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts] * _TIMES),
         processing_class=encoder,
         **given,
     )
