@@ -155,7 +155,7 @@ class StageWatch:
     # ------------------------------------------------------------------------------------------------------------------------
 
     def _say_what_cannot_be_seen(self, look: Look) -> None:
-        """An independent score that is 0 everywhere cannot fall (it counts what is right), so that no divergence is found before it rises."""
+        """An independent score that is 0 everywhere cannot fall (it counts what is right): no divergence is found before it rises."""
         scores = look.per_prompt.get("score", ())
         if any(rule.name == "divergence" for rule in self.rules) and scores and not any(scores):
             self.recorder.warning(
