@@ -159,8 +159,8 @@ class StageWatch:
         scores = look.per_prompt.get("score", ())
         if any(rule.name == "divergence" for rule in self.rules) and scores and not any(scores):
             self.recorder.warning(
-                "checks", 0, "the independent score of the start is 0 on every prompt of the panel: as long as that is so, `divergence` has "
-                "nothing that could fall. Choose prompts or a score on which the start is not always wrong",
+                "checks", 0, "the independent score of the start is 0 on every prompt of the panel: as long as that is so, `divergence` "
+                "has nothing that could fall. Choose prompts or a score on which the start is not always wrong",
             )  # fmt: skip
 
     def _seen_by_a_person(self) -> frozenset[str]:
