@@ -17,6 +17,7 @@ from tether.data.packing import microbatches
 from tether.maths.kl import KLUnits, kl_units
 from tether.models.policy import Policy
 from tether.models.reference import Reference
+from tether.report.evaluation import GainRecord
 from tether.rewards.rubric import Rubric
 from tether.rollout.local import LocalSampler
 from tether.rollout.rollouter import collect
@@ -25,7 +26,7 @@ from tether.stats import bootstrap_mean, paired_bootstrap
 from tether.text.chat import sampled_example
 from tether.types import Prompt, Rollout, RolloutGroup, Sampling
 
-__all__ = ["EvaluatedPolicy", "Gain", "ask", "evaluate_policy", "gain", "summarise"]
+__all__ = ["EvaluatedPolicy", "ask", "evaluate_policy", "gain", "summarise"]
 
 _EVALUATION_STEP = 0  # training steps count from 1, so held-out randomness never meets training randomness
 
@@ -57,24 +58,6 @@ class EvaluatedPolicy:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class Gain:
-    """Mean of the per-prompt differences after - before, with its paired bootstrap interval."""
-
-    before: str
-    after: str
-    difference: float
-    low: float
-    high: float
-    confidence: float
-    num_prompts: int
-
-    @property
-    def excludes_zero(self) -> bool:
-        """True when the whole interval lies on one side of zero."""
-        return self.low > 0 or self.high < 0
 
 
 def evaluate_policy(
@@ -157,11 +140,11 @@ def _first_sample(group: RolloutGroup) -> dict[str, Any]:
     }
 
 
-def gain(before: EvaluatedPolicy, after: EvaluatedPolicy, seed: int) -> Gain:
+def gain(before: EvaluatedPolicy, after: EvaluatedPolicy, seed: int) -> GainRecord:
     """Is ``after`` better on the same prompts? Prompts that either side could not score are left out of the pairs."""
     pairs = np.array([(b, a) for b, a in zip(before.scores_by_prompt, after.scores_by_prompt, strict=True) if not math.isnan(b + a)])
     interval = paired_bootstrap(pairs[:, 0], pairs[:, 1], confidence=after.confidence, seed=seed)
-    return Gain(before.name, after.name, interval.estimate, interval.low, interval.high, after.confidence, len(pairs))
+    return GainRecord(before.name, after.name, interval.estimate, interval.low, interval.high, after.confidence, len(pairs))
 
 
 @torch.no_grad()

@@ -13,10 +13,11 @@ from tether.errors import RunError
 from tether.files import write_atomic
 from tether.models.reference import Reference
 from tether.records import read_prompts
+from tether.report.evaluation import GainRecord
 from tether.rewards.build import build_part, build_rubric
 from tether.rewards.rubric import Rubric
 from tether.run.context import Context, load_policy, load_scorer, sampler_for, stage_hashes
-from tether.run.evaluate import EvaluatedPolicy, Gain, evaluate_policy, gain
+from tether.run.evaluate import EvaluatedPolicy, evaluate_policy, gain
 from tether.run.provenance import provenance_of
 
 __all__ = ["evaluate_stage"]
@@ -75,7 +76,7 @@ def evaluate_stage(context: Context, start: Path, policies: Mapping[str, Path], 
     return evaluation
 
 
-def _in_words(before: EvaluatedPolicy, after: EvaluatedPolicy, found: Gain) -> str:
+def _in_words(before: EvaluatedPolicy, after: EvaluatedPolicy, found: GainRecord) -> str:
     """The result of a stage in two sentences, with units."""
     return (
         f"{after.name}: held-out {after.score} {before.mean:.3f} -> {after.mean:.3f}, gain {found.difference:+.3f} "
