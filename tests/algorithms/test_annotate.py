@@ -70,8 +70,8 @@ def per_row(a, b, c, d):
         ({"advantage": "remax", "kl": IN_REWARD}, per_row(0.3, -0.4, 1, 0.9)),
         # z of the parts (1, -1), (-1, 1) in a and (-1, 1), (1, -1) in b, weights 1 and .5: .5, -.5, -.5, .5, over their std .5
         ({"advantage": "gdpo"}, per_row(1, -1, -1, 1)),
-        # .5, .5, -.5, 0, 0, 0: mean 1/12, variance 17/144
-        ({"advantage": "reinforce_pp_baseline"}, [x / 17**0.5 for x in (5, 5, -7, -1, -1, -1)]),
+        # .5, .5, -.5, 0, 0, 0: mean 1/12, variance 17/144; the dead group b is not moved by the mean
+        ({"advantage": "reinforce_pp_baseline"}, [x / 17**0.5 for x in (5, 5, -7, 0, 0, 0)]),
         # tokens .35, .35, -.35, .05, -.05, -.05: mean .05, variance .06
         (
             {"advantage": "reinforce_pp_baseline", "kl": IN_REWARD},
@@ -100,6 +100,14 @@ def test_rows_may_stand_in_any_order():
         config = critic_free(kl=IN_LOSS, advantage=advantage)
         both = annotate(ROUND, config, 0.5).advantages_BT, annotate(shuffled, config, 0.5).advantages_BT
         assert torch.allclose(both[0][order], both[1])
+
+
+@pytest.mark.parametrize("advantage", ["group", "group_batch_std", "rloo", "opo", "gdpo", "reinforce_pp_baseline"])
+def test_a_dead_group_gets_exactly_nothing(advantage):
+    # .1 + .2 and .3: group a leaves rounding behind in the mean over the batch
+    parts_BK = torch.tensor([[0.1 + 0.2, 0.7], [0.9, 0.1], [0.3, 0.1], [0.3, 0.1]], dtype=torch.float64)
+    dead = replace(ROUND, parts_BK=parts_BK, part_weights_K=torch.tensor([1.0, 0.3], dtype=torch.float64))
+    assert live(dead, critic_free(kl=IN_LOSS, advantage=advantage))[3:] == [0, 0, 0]
 
 
 def test_dead_groups_are_counted_by_their_scores():

@@ -98,7 +98,8 @@ MUTANTS = [
     ),
     Mutant(
         "gdpo not normalised over the batch", "advantages.py",
-        "return _standardise_over(sums_B, scorable_B, ddof, eps)", "return sums_B", "second normalisation forgotten",
+        "_standardise_over((z_BK * weights_K.to(z_BK.dtype)).sum(-1), scorable_B, ddof, eps)",
+        "(z_BK * weights_K.to(z_BK.dtype)).sum(-1)", "second normalisation forgotten",
     ),
     Mutant(
         "process rewards of the past", "advantages.py",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 from tether.algorithms.experience import Annotated, Experience
@@ -100,7 +101,10 @@ def _reinforce_pp(e: Experience, config: CriticFreeConfig, beta: float) -> Tenso
 
 
 def _reinforce_pp_baseline(e: Experience, config: CriticFreeConfig, beta: float) -> Tensor:
-    return maths.reinforce_pp_baseline_advantages(_rewards(e, config, beta), e.group_ids_B, e.mask_BT)
+    """Whitening over tokens moves every row by the same amount, those of a dead group too: they carry nothing and stay at 0."""
+    rewards_B = _rewards(e, config, beta)
+    whitened_BT = maths.reinforce_pp_baseline_advantages(rewards_B, e.group_ids_B, e.mask_BT)
+    return torch.where(maths.group_stats(rewards_B, e.group_ids_B).alive_B[:, None], whitened_BT, 0.0)
 
 
 def _remax(e: Experience, config: CriticFreeConfig, beta: float) -> Tensor:

@@ -223,9 +223,11 @@ def gdpo_advantages(
     """
     std = StdKind.SAMPLE if ddof else StdKind.POPULATION
     columns = [grpo_advantages(rewards_B, group_ids_B, std, eps) for rewards_B in rewards_BK.unbind(-1)]
-    sums_B = (torch.stack(columns, -1) * weights_K.to(columns[0].dtype)).sum(-1)
+    z_BK = torch.stack(columns, -1)
     scorable_B = ~rewards_BK.isnan().all(-1)
-    return _standardise_over(sums_B, scorable_B, ddof, eps)
+    advantages_B = _standardise_over((z_BK * weights_K.to(z_BK.dtype)).sum(-1), scorable_B, ddof, eps)
+    # Every component is centred in its group, so the mean over the batch is rounding: keep it out of dead groups.
+    return torch.where((z_BK == 0).all(-1), 0.0, advantages_B)
 
 
 def sum_then_normalize_advantages(
