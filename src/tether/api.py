@@ -284,7 +284,7 @@ def _settings(algorithm: str, settings: dict[str, Any]) -> tuple[Any, Compute]:
 def _learner(policy: Policy, reference: Reference | None, config: Any, compute: Compute, seed: int) -> Learner:
     if isinstance(config, OnlineDPOConfig):
         policy.to(compute.device)
-        return OnlineDPOLearner(policy, reference or Reference.frozen_copy(policy), config, compute, seed=seed)
+        return OnlineDPOLearner(policy, reference or Reference.frozen_copy(policy, compute.dtype), config, compute, seed=seed)
     critic = None
     if isinstance(config, ActorCriticConfig):
         if config.critic == "reward_model":
@@ -296,7 +296,7 @@ def _learner(policy: Policy, reference: Reference | None, config: Any, compute: 
         else:
             policy.ensure_value_head()
     policy.to(compute.device)
-    return OnlineLearner(policy, reference or Reference.frozen_copy(policy), config, compute, critic=critic, seed=seed)
+    return OnlineLearner(policy, reference or Reference.frozen_copy(policy, compute.dtype), config, compute, critic=critic, seed=seed)
 
 
 def _rubric(reward: Any, compute: Compute) -> Rubric:

@@ -97,3 +97,18 @@ def test_adapters_are_drawn_from_the_seed_and_bad_specs_refused(tiny: Path) -> N
         LoraSpec(rank=0)
     with pytest.raises(ModelError, match="LoRA targets nowhere"):
         Policy.load(tiny, lora=LoraSpec(targets=("nowhere",)))
+
+
+def test_a_copy_in_narrow_matrices_gives_the_bits_of_autocast(tiny: Path, batch: TextBatch) -> None:
+    policy = Policy.load(tiny)
+    wide, narrow = Reference.frozen_copy(policy), Reference.frozen_copy(policy, torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected_BT = wide.logprobs(batch, 0.7)
+        assert torch.equal(narrow.logprobs(batch, 0.7), expected_BT)
+    assert torch.equal(narrow.logprobs(batch, 0.7), expected_BT)  # and on its own
+    kept = {name: weight.dtype for name, weight in narrow.weights().items()}
+    assert kept["model.model.embed_tokens.weight"] == torch.float32  # rows of the embedding are added in float32
+    assert kept["model.model.layers.0.mlp.up_proj.weight"] == torch.bfloat16
+    size, full = (sum(w.numel() * w.element_size() for w in reference.weights().values()) for reference in (narrow, wide))
+    assert size < full
+    assert all(p.dtype == torch.float32 for p in policy.parameters())

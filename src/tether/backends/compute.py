@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tether.backends.allocator import keep_freed_memory
 from tether.config import ComputeConfig
 from tether.errors import ConfigError
 
@@ -30,11 +31,12 @@ class Compute:
 
 
 def resolve_compute(config: ComputeConfig) -> Compute:
-    """Resolve ``auto`` and set the thread count of this process."""
+    """Resolve ``auto``, and set thread count and allocator of this process."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("compute.device = 'cuda', but this PyTorch sees no GPU; use 'cpu' or 'auto'")
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device)
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    keep_freed_memory()
     names = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     dtype = names[config.dtype] if config.dtype != "auto" else _fast_dtype(device)
     return Compute(device, dtype, config.token_budget)

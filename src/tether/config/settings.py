@@ -75,7 +75,7 @@ class ComputeConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Dtype of matrix products; weights, gradients, reductions and log-probabilities stay float32. `auto`: bfloat16 where the processor
     multiplies it in hardware, else float32."""
-    token_budget: int = Field(default=4096, ge=16)
+    token_budget: int = Field(default=2048, ge=16)
     """Most tokens (rows x longest row) in one forward and backward pass; more are accumulated. Changes memory, never the result."""
     activation_checkpointing: bool = False
     """Recompute layer activations in the backward pass: less memory, about a third more time."""

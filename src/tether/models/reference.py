@@ -10,7 +10,7 @@ from typing import final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import ModelError
 from .adapters import adapters_off, has_adapters
@@ -28,16 +28,23 @@ class Reference:
     """Log-probabilities that training never moves. Not a module: its weights belong to no optimiser and no
     checkpoint."""
 
-    def __init__(self, policy: Policy, kind: _Kind) -> None:
+    def __init__(self, policy: Policy, kind: _Kind, products: torch.dtype = torch.float32) -> None:
         self._policy = policy
         self._kind = kind
+        self._products = products
 
     @classmethod
-    def frozen_copy(cls, policy: Policy) -> Reference:
-        """A copy of the policy as it is now (adapters as they are, too), with no gradient."""
+    def frozen_copy(cls, policy: Policy, products: torch.dtype = torch.float32) -> Reference:
+        """A copy of the policy as it is now (adapters as they are, too), with no gradient.
+
+        With bfloat16 ``products`` its matrices are kept and multiplied in that precision. That is what autocast
+        does with a float32 policy, from a cast of every matrix in every pass: the same numbers to the last bit.
+        """
         shared = {id(part): part for part in (policy.tokenizer, policy.format)}
-        twin = copy.deepcopy(policy, shared)
-        return cls(twin.requires_grad_(False).eval(), _Kind.COPY)
+        twin = copy.deepcopy(policy, shared).requires_grad_(False).eval()
+        if products != torch.float32:
+            _narrow(twin, products)
+        return cls(twin, _Kind.COPY, products)
 
     @classmethod
     def adapter_off(cls, policy: Policy) -> Reference:
@@ -68,5 +75,17 @@ class Reference:
         off: AbstractContextManager[None] = nullcontext()
         if self._kind is _Kind.ADAPTER_OFF:
             off = adapters_off(self._policy.model)
-        with off:
+        narrow: AbstractContextManager[object] = nullcontext()
+        if self._products != torch.float32:
+            narrow = torch.autocast(self._policy.device.type, self._products)
+        with off, narrow:
             return self._policy.forward_response(batch, temperature).logprobs_BT
+
+
+def _narrow(model: nn.Module, dtype: torch.dtype) -> None:
+    """Matrices of linear layers to ``dtype``; one that is an embedding too stays, for its rows are added in float32."""
+    linear = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    others = {id(p) for part in model.modules() if not isinstance(part, nn.Linear) for p in part.parameters(recurse=False)}
+    for part in linear:
+        if id(part.weight) not in others:
+            part.weight.data = part.weight.data.to(dtype)

@@ -114,7 +114,7 @@ class _Asker:
         self.reference = None
         if opponents.reference is not None:
             (found,) = find_candidates([opponents.reference], model)
-            self.reference = Reference.frozen_copy(found.load().to(compute.device))
+            self.reference = Reference.frozen_copy(found.load().to(compute.device), compute.dtype)
         self.learned = None
         if opponents.reward_model is not None:
             scorer = RewardModel.load(opponents.reward_model).to(compute.device).requires_grad_(False)

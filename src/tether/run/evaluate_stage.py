@@ -49,7 +49,7 @@ def evaluate_stage(context: Context, start: Path, policies: Mapping[str, Path], 
     score = Rubric([(config.score, 1.0, build_part(config.score, dict(config.score_params)))])
     scorer = load_scorer(context, reward_model)
     proxies = {name: build_rubric(rl_config.rewards, reward_model=scorer) for name, rl_config in context.config.rl.items()}
-    reference = Reference.frozen_copy(load_policy(context, start))
+    reference = Reference.frozen_copy(load_policy(context, start), context.compute.dtype)
     recorder = context.recorder("evaluate", 1 + len(policies))
     results: list[EvaluatedPolicy] = []
     for name, path in {"start": start, **policies}.items():

@@ -128,7 +128,7 @@ class OnlineDPOLearner(RoundLearner[OnlineDPOConfig]):
     def _round_ended(self) -> None:
         """Iterative DPO: after so many rounds the policy of this moment becomes the reference."""
         if self.config.refresh_reference and self._round % self.config.refresh_reference == 0:
-            self.reference = Reference.frozen_copy(self.policy)
+            self.reference = Reference.frozen_copy(self.policy, self.compute.dtype)
 
     def state(self) -> State:
         """That of the rounds, and the weights of a reference that is refreshed."""

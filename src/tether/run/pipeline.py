@@ -273,7 +273,7 @@ def _within_limit(context: Context, prompts: Sequence[Prompt], config: RolloutCo
 def _policy_and_reference(context: Context, start: Path, value_head: ValueHead = ValueHead.NONE) -> tuple[Policy, Reference]:
     lora = None if context.config.model.lora is None else LoraSpec(**context.config.model.lora.model_dump())
     policy = load_policy(context, start, value_head=value_head, lora=lora)
-    reference = Reference.adapter_off(policy) if lora else Reference.frozen_copy(policy)
+    reference = Reference.adapter_off(policy) if lora else Reference.frozen_copy(policy, context.compute.dtype)
     if context.config.compute.activation_checkpointing:
         policy.enable_activation_checkpointing()
     return policy, reference
