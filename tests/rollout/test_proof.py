@@ -158,7 +158,7 @@ def test_one_layer_that_is_not_copied_is_seen_and_named(field):
     policy = tiny()
     sampler = local(policy, torch.bfloat16)
     proof = prove(policy, sampler, BFLOAT16)
-    old = sampler._packed.layers[1]
+    old = deepcopy(sampler._packed.layers[1])  # a publish writes over the copies
     train(policy, 1e-2)
     sampler.refresh(1)
     fresh = sampler._packed.layers
@@ -285,3 +285,22 @@ def test_a_run_with_a_wrong_merge_stops(tmp_path):
 def test_no_autocast_is_a_precision_too():
     policy = tiny()
     assert WeightProof(policy, local(policy, torch.float32), torch.float32, nullcontext).check(0) < 1e-5
+
+
+def test_a_publish_writes_over_the_copies_and_makes_no_second_set():
+    policy = tiny()
+    sampler = local(policy, torch.bfloat16)
+    held = sampler._packed
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
+    sampler.refresh(1)
+    assert sampler._packed is held
+    fresh = local(policy, torch.bfloat16)._packed
+    for old, new in zip(held.layers, fresh.layers, strict=True):
+        for name in ("attention_norm", "out", "mlp_norm", "down"):
+            assert torch.equal(getattr(old, name), getattr(new, name)), name
+        assert torch.equal(old.qkv[0], new.qkv[0])
+        assert torch.equal(old.gate_up[0], new.gate_up[0])
+    assert torch.equal(held.head, fresh.head)
+    assert torch.equal(held.embedding, fresh.embedding)

@@ -17,12 +17,12 @@ from ..errors import DoesNotFitError, NumericsError, SamplerError
 from ..models.memory import free_memory, is_out_of_memory
 from ..pulse import beat
 from ..types import Completion, Request, Sampling, StopReason
+from .copies import copy_again, packed_gaps
 from .drawing import draw
 from .llama import PREFILL_TOKENS, LlamaDecoder, LlamaWeights, pack_llama, why_not_llama
 from .plain import PlainDecoder, position_limit
 from .randomness import uniforms
 from .sampler import check_requests
-from .stale import packed_gaps
 
 __all__ = ["LocalSampler"]
 
@@ -54,7 +54,7 @@ class LocalSampler:
         self.compute_dtype, self.max_rows, self.version = compute_dtype, max_rows, version
         self._model = model
         reason = why_not_llama(model)
-        self._packed: LlamaWeights | None = None if reason else self._pack()
+        self._packed: LlamaWeights | None = None if reason else pack_llama(self._llama(), compute_dtype)
         if reason:
             _log.warning("sampling by the plain path (slower): %s", reason)
 
@@ -66,7 +66,7 @@ class LocalSampler:
     def refresh(self, version: int) -> None:
         """Publish: sample from the model's present weights from the next token on, under this version."""
         if self._packed is not None:
-            self._packed = self._pack()
+            copy_again(self._packed, self._llama())
         self.version = version
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]:
@@ -105,8 +105,7 @@ class LocalSampler:
         """See ``proof.ProvableSampler``; the plain path reads the trained weights themselves."""
         if self._packed is None:
             return {}
-        assert isinstance(self._model, LlamaForCausalLM)
-        return packed_gaps(self._packed, self._model)
+        return packed_gaps(self._packed, self._llama())
 
     def _generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]:
         left = [_Row(request, index) for request in requests for index in range(request.num_samples)]
@@ -154,9 +153,9 @@ class LocalSampler:
                 rows[:] = [rows[index] for index in order]
             yield from (row.completion(sampling) for row in done)
 
-    def _pack(self) -> LlamaWeights:
+    def _llama(self) -> LlamaForCausalLM:
         assert isinstance(self._model, LlamaForCausalLM)
-        return pack_llama(self._model, self.compute_dtype)
+        return self._model
 
     def _session(self, requests: Sequence[Request], sampling: Sampling) -> _Session:
         if self._packed is None:

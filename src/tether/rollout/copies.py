@@ -1,4 +1,4 @@
-"""Which copies of a Llama sampler are not the trained weights: a few entries of every tensor, compared exactly."""
+"""The copies that a Llama sampler holds, beside the trained weights: made again at a publish, and compared, a few entries of each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ from transformers import LlamaForCausalLM
 
 from .llama import LlamaWeights
 
-__all__ = ["packed_gaps"]
+__all__ = ["copy_again", "packed_gaps"]
 
 _ENTRIES = 64
+
+
+@torch.no_grad()
+def copy_again(weights: LlamaWeights, model: LlamaForCausalLM) -> None:
+    """Write the present weights of ``model`` over the copies: no second set in memory. What is no copy is left alone."""
+    written: set[int] = set()  # the tied embedding shares the head's copy
+    for _, copied, trained in _pairs(weights, model):
+        if copied.data_ptr() not in written | {trained.data_ptr()}:
+            copied.copy_(trained)
+            written.add(copied.data_ptr())
 
 
 @torch.no_grad()
