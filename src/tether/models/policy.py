@@ -16,6 +16,7 @@ from ..errors import ModelError
 from ..text.chat import ChatFormat
 from . import files
 from .adapters import LoraSpec, add_lora, merged_weights
+from .elementwise import lean_layers
 from .head import chosen_logprobs, is_fused
 from .packed import enable_packing
 from .resolve import resolve_model
@@ -58,6 +59,7 @@ class Policy(nn.Module):
         self.value_head = value_head
         self.head_is_plain = _head_is_plain(model)
         enable_packing(model)
+        lean_layers(model)
 
     @classmethod
     def load(

@@ -31,6 +31,7 @@ from ..text.chat import ChatFormat
 from ..types import Message
 from . import files
 from .adapters import LoraSpec, add_lora, merged_weights
+from .elementwise import lean_layers
 from .packed import enable_packing
 from .resolve import resolve_model
 from .trunk import TokenRows, hidden_states
@@ -92,6 +93,7 @@ class RewardModel(nn.Module):
         self.truncation = Truncation(truncation)
         self.score_offset = score_offset
         enable_packing(model)
+        lean_layers(model)
 
     @classmethod
     def load(

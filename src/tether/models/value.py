@@ -20,6 +20,7 @@ from transformers import AutoModel, PreTrainedModel
 from ..errors import MissingHeadError, ModelError
 from . import files
 from .adapters import has_adapters
+from .elementwise import lean_layers
 from .packed import enable_packing
 from .resolve import resolve_model
 from .trunk import TokenRows, hidden_states, live_positions, spread
@@ -85,6 +86,7 @@ class Critic(nn.Module):
         self.trunk: PreTrainedModel = trunk
         self.value_head = head
         enable_packing(trunk)
+        lean_layers(trunk)
 
     @classmethod
     def load(
