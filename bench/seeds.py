@@ -32,8 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--beta", type=float, nargs="*", default=[])
     parser.add_argument("--output", default="runs/seeds")
-    parser.add_argument("overrides", nargs="*")
-    options = parser.parse_intermixed_args(arguments)
+    # By their "=", wherever they stand: after `--seeds 0 1` or `--beta 0.2` argparse would read them as one more number.
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    overrides = [word for word in given if "=" in word and not word.startswith("-")]
+    options = parser.parse_args([word for word in given if word not in overrides])
+    options.overrides = overrides
     print(_HEADER, flush=True)
     improved = True
     for overrides in _variants(options):
