@@ -12,9 +12,11 @@ from tether.backends.compute import Compute
 from tether.config import ActorCriticConfig, CriticFreeConfig
 from tether.data.batches import pad_examples
 from tether.errors import NumericsError, RatioError
+from tether.metrics import MetricSums
 from tether.models.policy import Policy
 from tether.models.reference import Reference
 from tether.models.tiny import make_tiny
+from tether.models.value import Critic
 from tether.run.learner import OnlineLearner
 from tether.run.rows import RolloutRow
 from tether.text.chat import sampled_example
@@ -152,20 +154,30 @@ def test_case_C4_the_kl_acts_in_one_place(where, estimator, has_term):
     assert (loss.kl != 0) is has_term
 
 
-def test_a_cut_answer_is_bootstrapped_with_the_value_of_the_state_it_was_cut_in(policy):
+@pytest.mark.parametrize("critic", [False, True], ids=["shared", "separate"])
+def test_a_cut_answer_is_bootstrapped_with_the_value_of_the_state_it_was_cut_in(policy, critic):
     with torch.no_grad():
         policy.value_head.weight.normal_(generator=torch.Generator().manual_seed(0))
     made = learner(policy, ActorCriticConfig)
+    if critic:
+        made.critic = Critic.beside(policy.model)
+        made.critic.value_head.load_state_dict(policy.value_head.state_dict())
     policy.requires_grad_(False)
     rows = make_rows(1, 2)
     texts = pad_examples([sampled_example(r.query_ids, r.response_ids) for r in rows], policy.format.pad_id)
-    values, after = made._forward(texts).values_BT, made._values_after(texts)
+    with torch.no_grad():
+        output = made._forward(texts)
+    values, after = output.values_BT, output.end_values_B
     for index, row in enumerate(rows):
         ids = row.query_ids + row.response_ids
         hidden = policy.model.model(torch.tensor([ids])).last_hidden_state[0]
         states = policy.value_head(hidden)[:, 0]
         assert float(after[index]) == pytest.approx(float(states[-1]), abs=1e-4)
         assert float(values[index, len(row.query_ids)]) == pytest.approx(float(states[len(row.query_ids) - 1]), abs=1e-4)
+    cut = [replace(row, terminated=index != 0) for index, row in enumerate(rows)]
+    plan = made._plan(texts, [row.query_ids for row in cut])
+    bootstrap_B = made._experience(cut, texts, plan, MetricSums(), ()).bootstrap_values_B
+    assert bootstrap_B.tolist() == pytest.approx([float(after[0]), *[0.0] * (len(rows) - 1)], abs=1e-5)
 
 
 def test_target_kl_stops_before_the_offending_step(policy):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ModelError
+from ..maths.masked import full_precision
 from ..text.chat import ChatFormat
 from . import files
 from .adapters import LoraSpec, add_lora, merged_weights
@@ -24,6 +25,7 @@ from .trunk import (
     TokenRows,
     before_live,
     hidden_states,
+    last_columns,
     live_positions,
     model_inputs,
     select_by_chunks,
@@ -37,11 +39,15 @@ log = logging.getLogger(__name__)
 @final
 @dataclass(frozen=True, slots=True)
 class ResponseOutput:
-    """Float32, 0 at every column that is not live; column t speaks of token t. Nats, nats, score units."""
+    """Float32, 0 at every column that is not live; column t speaks of token t. Nats, nats, score units.
+
+    ``end_values_B``: of the state after a row's last token, for answers that were cut.
+    """
 
     logprobs_BT: Float[Tensor, "B T"]
     entropy_BT: Float[Tensor, "B T"] | None
     values_BT: Float[Tensor, "B T"] | None
+    end_values_B: Float[Tensor, " B"] | None
 
 
 @final
@@ -119,7 +125,7 @@ class Policy(nn.Module):
             )
         live_BT = live_positions(batch, self.device)
         tokens_N = batch.token_ids_BT.to(self.device)[live_BT]
-        hidden_NH, outputs_N = self._before_tokens(batch, live_BT)
+        hidden_NH, outputs_N, ends_BH = self._before_tokens(batch, live_BT)
         output_head = _output_head(self.model)
         vocabulary = output_head.weight.shape[0]
         if self.head_is_plain and is_fused(output_head):
@@ -131,20 +137,22 @@ class Policy(nn.Module):
             spread(logprobs_N, live_BT),
             None if entropy_N is None else spread(entropy_N, live_BT),
             spread(head_values(self.value_head, hidden_NH), live_BT) if values and self.value_head else None,
+            full_precision(head_values(self.value_head, ends_BH)) if values and self.value_head else None,
         )
 
-    def _before_tokens(self, batch: TokenRows, live_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Before live tokens: (hidden states, what the head takes). For an unusual head the latter are its
-        logits."""
+    def _before_tokens(self, batch: TokenRows, live_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden states before live tokens, what the head takes there (for an unusual head its logits), and
+        hidden states at each row's end."""
+        ends_B = last_columns(batch, self.device)
         if self.head_is_plain:
-            hidden_NH = hidden_states(self.model.get_decoder(), batch, self.device).before_live(live_BT)
-            return hidden_NH, hidden_NH
+            hidden = hidden_states(self.model.get_decoder(), batch, self.device)
+            hidden_NH = hidden.before_live(live_BT)
+            return hidden_NH, hidden_NH, hidden.at(ends_B)
         inputs = model_inputs(batch, self.device)
         out = self.model(**inputs, use_cache=False, output_hidden_states=self.value_head is not None)
-        logits_NV = before_live(out.logits, live_BT)
-        return logits_NV if out.hidden_states is None else before_live(
-            out.hidden_states[-1], live_BT
-        ), logits_NV
+        states_BTD = out.logits if out.hidden_states is None else out.hidden_states[-1]
+        rows_B = torch.arange(len(ends_B), device=self.device)
+        return before_live(states_BTD, live_BT), before_live(out.logits, live_BT), states_BTD[rows_B, ends_B]
 
     def ensure_value_head(self) -> None:
         """Add a zero value head where there is none; an existing one is kept."""

@@ -88,6 +88,12 @@ def live_positions(batch: TokenRows, device: torch.device) -> Bool[Tensor, "B T"
     return live_BT
 
 
+def last_columns(batch: TokenRows, device: torch.device) -> Int[Tensor, " B"]:
+    """The column of each row's last token."""
+    mask_BT = batch.attention_mask_BT.to(device)
+    return mask_BT.shape[1] - 1 - mask_BT.flip(-1).int().argmax(-1)
+
+
 def before_live(x_BTD: Tensor, live_BT: Tensor) -> Tensor:
     """Rows of x at t - 1 for every live token t, in reading order: [N, D]."""
     return x_BTD[:, :-1][live_BT[:, 1:]]

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
 from ..errors import MissingHeadError, ModelError
+from ..maths.masked import full_precision
 from . import files
 from .adapters import has_adapters
 from .elementwise import lean_layers
 from .packed import enable_packing
 from .resolve import resolve_model
-from .trunk import TokenRows, hidden_states, live_positions, spread
+from .trunk import TokenRows, hidden_states, last_columns, live_positions, spread
 
 if TYPE_CHECKING:
     from .reward import RewardModel
@@ -128,9 +129,15 @@ class Critic(nn.Module):
 
     def forward_values(self, batch: TokenRows) -> Float[Tensor, "B T"]:
         """V(state before token t) at live tokens, float32, 0 elsewhere."""
+        return self.forward_values_and_ends(batch)[0]
+
+    def forward_values_and_ends(self, batch: TokenRows) -> tuple[Float[Tensor, "B T"], Float[Tensor, " B"]]:
+        """As `forward_values`, and V(state after the last token) of each row."""
         live_BT = live_positions(batch, self.device)
-        hidden_NH = hidden_states(self.trunk, batch, self.device).before_live(live_BT)
-        return spread(head_values(self.value_head, hidden_NH), live_BT)
+        hidden = hidden_states(self.trunk, batch, self.device)
+        ends_BH = hidden.at(last_columns(batch, self.device))
+        values_BT = spread(head_values(self.value_head, hidden.before_live(live_BT)), live_BT)
+        return values_BT, full_precision(head_values(self.value_head, ends_BH))
 
     def enable_activation_checkpointing(self) -> None:
         """Keep one hidden state per layer and recompute the rest in the backward pass; puts the model in

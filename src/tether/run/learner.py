@@ -35,7 +35,7 @@ from tether.models.value import Critic
 from tether.run.describe import describe_round, describe_step, warn_of_negative_kl
 from tether.run.evidence import text_tensors
 from tether.run.rounds import RoundLearner
-from tether.run.rows import RolloutRow, filler_after, part_tensors, policy_batch, sampler_logprobs
+from tether.run.rows import RolloutRow, part_tensors, policy_batch, sampler_logprobs
 from tether.state import State
 
 __all__ = ["RATIO_TOLERANCE", "OnlineLearner", "check_first_ratio", "packed_rows"]
@@ -161,10 +161,10 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
             old_BT[index, :width] = output.logprobs_BT
             if with_values:
                 assert output.values_BT is not None
+                assert output.end_values_B is not None
                 values_BT[index, :width] = output.values_BT
-                cut = [place for place, row in enumerate(micro) if not rows[row].terminated]
-                if cut:
-                    bootstrap_B[index[cut]] = self._values_after(part.rows(cut))
+                cut_B = torch.tensor([not rows[row].terminated for row in micro], device=mask_BT.device)
+                bootstrap_B[index] = torch.where(cut_B, output.end_values_B, 0.0)
         parts_BK, weights_K = part_tensors(rows, part_weights, bootstrap_B)
         baselines = [row.baseline_score for row in rows]
         return Experience(
@@ -191,18 +191,10 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
         shared = isinstance(self.config, ActorCriticConfig) and self.critic is None
         with self.compute.autocast():
             output = self.policy.forward_response(part, self.config.sampling.temperature, entropy=entropy, values=shared)
-            return output if self.critic is None else replace(output, values_BT=self.critic.forward_values(part))
-
-    def _values_after(self, part: TextBatch) -> Tensor:
-        """The value of the state after each answer, which only answers cut by the budget need."""
-        after = filler_after(part, self.policy.format.pad_id)
-        with self.compute.autocast():
-            if self.critic is not None:
-                values_BT = self.critic.forward_values(after)
-            else:
-                values_BT = self.policy.forward_response(after, self.config.sampling.temperature, values=True).values_BT
-        assert values_BT is not None
-        return values_BT.sum(-1)  # one live position a row
+            if self.critic is None:
+                return output
+            values_BT, end_values_B = self.critic.forward_values_and_ends(part)
+            return replace(output, values_BT=values_BT, end_values_B=end_values_B)
 
     # -- the update ----------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from tether.algorithms.experience import Annotated, Experience
 from tether.data.batches import PolicyBatch, TextBatch
 from tether.errors import NumericsError
 
-__all__ = ["RolloutRow", "check_rows", "filler_after", "part_tensors", "policy_batch", "sampler_logprobs"]
+__all__ = ["RolloutRow", "check_rows", "part_tensors", "policy_batch", "sampler_logprobs"]
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,6 @@ def check_rows(rows: Sequence[RolloutRow]) -> None:
             raise ValueError(
                 f"row {number} ({row.group}): {len(row.sampler_logprobs)} sampler log-probabilities for {len(row.response_ids)} tokens"
             )
-
-
-def filler_after(part: TextBatch, pad_id: int) -> TextBatch:
-    """The batch with one filler token after each row, the only live one: its value is that of the state after the answer."""
-    count_B = part.attention_mask_BT.sum(-1)
-    rows_B = torch.arange(len(count_B), device=count_B.device)
-
-    def wider(x_BT: Tensor) -> Tensor:
-        return torch.cat([x_BT, torch.zeros_like(x_BT[:, :1])], dim=1)
-
-    token_ids_BT, attention_BT = wider(part.token_ids_BT), wider(part.attention_mask_BT)
-    response_BT = torch.zeros_like(attention_BT)
-    token_ids_BT[rows_B, count_B] = pad_id
-    attention_BT[rows_B, count_B] = True
-    response_BT[rows_B, count_B] = True
-    return TextBatch(token_ids_BT, attention_BT, response_BT)
 
 
 def policy_batch(
