@@ -247,8 +247,8 @@ def test_a_sampler_that_lies_about_its_log_probabilities(check, monkeypatch):
 def test_a_reference_that_is_not_the_start(check, monkeypatch):
     honest = Reference.frozen_copy.__func__
 
-    def other(cls, policy):
-        made = honest(cls, policy)
+    def other(cls, policy, products=torch.float32):
+        made = honest(cls, policy, products)
         with torch.no_grad():
             next(made._policy.parameters()).mul_(1.02)
         return made
