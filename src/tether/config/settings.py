@@ -63,6 +63,8 @@ class OptimConfig(Section):
     """Optimiser steps over which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after warmup, down to 0 at the last step for linear and cosine."""
+    states: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Form in which AdamW keeps its two moments between steps: 8, 4 or about 2 bytes a weight (`int8`: embeddings and small tensors stay float32). Weights, gradients and arithmetic are float32 in all three; see docs/memory.md."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Global gradient norm above which the gradient is scaled down."""
     max_skipped_steps: int = Field(default=10, ge=1)
