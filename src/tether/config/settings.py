@@ -79,8 +79,8 @@ class ComputeConfig(Section):
     multiplies it in hardware, else float32."""
     token_budget: int = Field(default=2048, ge=16)
     """Most tokens (rows x longest row) in one forward and backward pass; more are accumulated. Changes memory, never the result."""
-    activation_checkpointing: bool = False
-    """Recompute layer activations in the backward pass: less memory, about a third more time."""
+    activation_checkpointing: Literal["auto", True, False] = "auto"
+    """Recompute layer activations in the backward pass: less memory, about a third more time, the same result. `auto`: from the moment when a single row (or pair) does not fit without."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; absent means all cores that this process may use."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
