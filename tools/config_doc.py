@@ -96,7 +96,7 @@ def _type_text(annotation: Any) -> str:
     if origin is Annotated:
         return _type_text(args[0])
     if origin is Literal:
-        return " or ".join(f'`"{value}"`' for value in args)
+        return " or ".join(f"`{_value(value)}`" for value in args)
     if origin in (Union, UnionType):
         return " or ".join("absent" if arg is NoneType else _type_text(arg) for arg in args)
     if origin is tuple:

@@ -22,6 +22,7 @@ Messages say what was expected, what came and what to do. All errors pickle, bec
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 __all__ = [
     "CheckpointError", "ConfigError", "DataError", "DoesNotFitError", "FetchError", "Interrupted", "MissingHeadError", "ModelError",
@@ -81,20 +82,31 @@ class NumericsError(TetherError, ArithmeticError):
     """A value that must be finite is not; the optimiser step was not applied."""
 
 
-class DoesNotFitError(TetherError, MemoryError):
-    """A pass of ``num_units`` rows (or pairs), ``num_tokens`` tokens with padding, needs more memory than there is."""
+_RECOMPUTATION = {
+    "off": ("", 'set compute.activation_checkpointing = "auto", '),
+    "on": (", although activations are recomputed (compute.activation_checkpointing)", 'set optim.states = "int8", '),
+    "impossible": (", and this model cannot recompute its activations", 'set optim.states = "int8", '),
+}
 
-    def __init__(self, num_units: int, num_tokens: int) -> None:
-        self.num_units, self.num_tokens = num_units, num_tokens
-        super().__init__(num_units, num_tokens)
+
+class DoesNotFitError(TetherError, MemoryError):
+    """A pass of ``num_units`` rows (or pairs), ``num_tokens`` tokens with padding, needs more memory than there is.
+
+    ``recomputation`` of activations: not tried ("off"), tried ("on"), or not known to this model ("impossible").
+    """
+
+    def __init__(self, num_units: int, num_tokens: int, recomputation: Literal["off", "on", "impossible"] = "off") -> None:
+        self.num_units, self.num_tokens, self.recomputation = num_units, num_tokens, recomputation
+        super().__init__(num_units, num_tokens, recomputation)
 
     def __str__(self) -> str:
         found = f"a pass of {self.num_tokens} tokens does not fit in memory"
         if self.num_units > 1:
             return f"{found}; lower compute.token_budget to {self.num_tokens // 2}"
+        known, remedy = _RECOMPUTATION[self.recomputation]
         return (
-            f"{found}, and it holds a single row (or pair), which cannot be split: shorten rows (max_length, max_prompt_tokens, "
-            "sampling.max_new_tokens), set compute.activation_checkpointing = true, train adapters ([model.lora]), or take a smaller model"
+            f"{found}, and it holds a single row (or pair), which cannot be split{known}: shorten rows (max_length, max_prompt_tokens, "
+            f"sampling.max_new_tokens), {remedy}train adapters ([model.lora]), or take a smaller model"
         )
 
 

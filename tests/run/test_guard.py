@@ -208,7 +208,7 @@ def test_the_gradient_after_a_repeat_is_that_of_the_same_split(policy, monkeypat
 def test_a_row_that_does_not_fit_alone_says_what_to_do(kind, policy, monkeypatch):
     passes(monkeypatch, too_large(3))
     before = weights(policy)
-    with pytest.raises(DoesNotFitError, match=r"cannot be split: shorten rows .*activation_checkpointing"):
+    with pytest.raises(DoesNotFitError, match=r"cannot be split, although activations are recomputed .*: shorten rows"):
         learner(policy, kind).learn(make_rows())
     assert torch.equal(before, weights(policy))
 

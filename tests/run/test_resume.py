@@ -70,6 +70,26 @@ def test_so_does_every_other_algorithm(unbroken, kind, tmp_path):
     assert resumed_after(folder) == [2]
 
 
+@pytest.mark.parametrize("states", ["bfloat16", "int8"])
+@pytest.mark.parametrize("kind", ["sft", "ppo"])
+def test_so_do_narrow_optimiser_states(kind, states, tmp_path):
+    folders = {}
+    for name, crash in (("whole", None), ("broken", 4)):
+        (tmp_path / name).mkdir()
+        sections, stage, _ = sections_of(kind, tmp_path / name)
+        section = sections["sft"] if kind == "sft" else sections["rl"]["a"]
+        section["optim"] = {**section.get("optim", {}), "states": states}
+        config = RunConfig.model_validate(make_config(tmp_path / name, **sections))
+        if crash is not None:
+            with pytest.raises(Crash):
+                run(config, observer=CrashAt(stage, crash))
+            kept = CheckpointStore(config.folder / "checkpoints" / stage).latest().load().tensors
+            assert getattr(torch, states) in {tensor.dtype for tensor in kept.values()}
+        folders[name] = run(config).folder
+    assert resumed_after(folders["broken"]) == [2]
+    assert_same(folders["whole"], folders["broken"], stage)
+
+
 def test_the_optimiser_the_cursor_and_the_answers_are_the_same_too(tmp_path):
     """What a checkpoint holds, from the unbroken run and from one that was interrupted twice before."""
     states = {}

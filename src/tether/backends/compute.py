@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -17,11 +18,15 @@ __all__ = ["Compute", "resolve_compute"]
 
 @dataclass(frozen=True)
 class Compute:
-    """The resolved choice. Weights, gradients and reductions are float32; ``dtype`` is that of matrix products."""
+    """The resolved choice. Weights, gradients and reductions are float32; ``dtype`` is that of matrix products.
+
+    ``activation_checkpointing``: always, never, or where a single row does not fit without ("auto").
+    """
 
     device: torch.device
     dtype: torch.dtype
     token_budget: int
+    activation_checkpointing: Literal["auto", True, False] = "auto"
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Matrix products in ``dtype``; a no-op in float32."""
@@ -39,7 +44,7 @@ def resolve_compute(config: ComputeConfig) -> Compute:
     keep_freed_memory()
     names = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     dtype = names[config.dtype] if config.dtype != "auto" else _fast_dtype(device)
-    return Compute(device, dtype, config.token_budget)
+    return Compute(device, dtype, config.token_budget, config.activation_checkpointing)
 
 
 def _fast_dtype(device: torch.device) -> torch.dtype:

@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tether.backends.narrow_adamw import NarrowAdamW
 from tether.config import OptimConfig
 from tether.errors import CheckpointError
 from tether.state import State
 
 __all__ = ["LocalWorker", "StepReport", "learning_rate_factor"]
+
+_SCALES = ("exp_avg_absmax", "exp_avg_sq_absmax")  # of moments that are kept as codes
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def learning_rate_factor(step: int, config: OptimConfig, total_steps: int) -> fl
 
 
 class LocalWorker:
-    """AdamW over the trainable weights of some modules. State: optimiser moments and the step count."""
+    """AdamW over the trainable weights of some modules. State: optimiser moments, in the form of ``optim.states``, and the step count."""
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class LocalWorker:
         self._config = config
         self._total_steps = total_steps
         self._steps = 0
+        modules = list(modules)
         named: dict[int, tuple[str, nn.Parameter]] = {}
         for number, module in enumerate(modules):
             for name, parameter in module.named_parameters():
@@ -67,7 +71,7 @@ class LocalWorker:
             raise ValueError("no trainable weights: every parameter has requires_grad = False")
         groups = _groups(list(named.values()), config, head_names, head_learning_rate)
         self._peaks = [group["lr"] for group in groups]
-        self.optimizer = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps, fused=True)
+        self.optimizer = _adamw(groups, config, modules)
 
     @property
     def steps(self) -> int:
@@ -113,7 +117,7 @@ class LocalWorker:
         return "the norm of the gradient overflows"
 
     def state(self) -> State:
-        """Every trained weight, the moments of AdamW, and the place in the schedule."""
+        """Every trained weight, the moments of AdamW as they are held, and the place in the schedule."""
         tensors: dict[str, Tensor] = {}
         counts: dict[str, int] = {}
         for name, parameter in self._named.items():
@@ -121,13 +125,18 @@ class LocalWorker:
             moments = self.optimizer.state.get(parameter)
             if moments:  # none before the first step that reached this weight
                 counts[name] = int(moments["step"])
-                tensors[f"exp_avg/{name}"] = moments["exp_avg"]
-                tensors[f"exp_avg_sq/{name}"] = moments["exp_avg_sq"]
-        return State(tensors, {"steps": self._steps, "updates": counts})
+                tensors.update({f"{kept}/{name}": tensor for kept, tensor in moments.items() if kept != "step"})
+        return State(tensors, {"steps": self._steps, "updates": counts, "states": self._config.states})
 
     @torch.no_grad()
     def restore(self, state: State) -> None:
-        """Go on from ``state``. Raises CheckpointError naming a weight that is missing, too much, or of another shape."""
+        """Go on from ``state``. Raises CheckpointError for moments in another form than ``optim.states``, and naming a weight that is
+        missing, too much, or of another shape."""
+        if (held := state.values.get("states", "float32")) != self._config.states:
+            raise CheckpointError(
+                f"the checkpoint holds optimiser states in {held}, and optim.states = {self._config.states!r}: set optim.states = {held!r} "
+                "to go on from it, or start over with `tether run CONFIG --fresh`"
+            )
         told = {name.removeprefix("weights/") for name in state.tensors if name.startswith("weights/")}
         if other := sorted(told ^ self._named.keys()):
             raise CheckpointError(f"the checkpoint and the model do not have the same trained weights; the first that differs: {other[0]}")
@@ -139,12 +148,20 @@ class LocalWorker:
         self.optimizer.state.clear()
         for name, count in state.values["updates"].items():
             parameter = self._named[name]
+            kept = ["exp_avg", "exp_avg_sq", *(scale for scale in _SCALES if f"{scale}/{name}" in state.tensors)]
             self.optimizer.state[parameter] = {
-                "step": torch.tensor(float(count), device=parameter.device),
-                "exp_avg": state.tensors[f"exp_avg/{name}"].to(parameter.device, copy=True),
-                "exp_avg_sq": state.tensors[f"exp_avg_sq/{name}"].to(parameter.device, copy=True),
+                "step": count if isinstance(self.optimizer, NarrowAdamW) else torch.tensor(float(count), device=parameter.device),
+                **{key: state.tensors[f"{key}/{name}"].to(parameter.device, copy=True) for key in kept},
             }
         self._steps = int(state.values["steps"])
+
+
+def _adamw(groups: list[dict[str, Any]], config: OptimConfig, modules: list[nn.Module]) -> torch.optim.Optimizer:
+    """AdamW with its moments in the form that was asked for; embeddings are named to it."""
+    if config.states == "float32":
+        return torch.optim.AdamW(groups, betas=config.betas, eps=config.eps, fused=True)
+    embeddings = [part.weight for module in modules for part in module.modules() if isinstance(part, nn.Embedding)]
+    return NarrowAdamW(groups, config.states, betas=config.betas, eps=config.eps, keep_float32=embeddings)
 
 
 def _groups(

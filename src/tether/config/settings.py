@@ -63,6 +63,8 @@ class OptimConfig(Section):
     """Optimiser steps over which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after warmup, down to 0 at the last step for linear and cosine."""
+    states: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Form in which AdamW keeps its two moments between steps: 8, 4 or about 2 bytes a weight (`int8`: embeddings and small tensors stay float32). Weights, gradients and arithmetic are float32 in all three; see docs/memory.md."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Global gradient norm above which the gradient is scaled down."""
     max_skipped_steps: int = Field(default=10, ge=1)
@@ -77,8 +79,8 @@ class ComputeConfig(Section):
     multiplies it in hardware, else float32."""
     token_budget: int = Field(default=2048, ge=16)
     """Most tokens (rows x longest row) in one forward and backward pass; more are accumulated. Changes memory, never the result."""
-    activation_checkpointing: bool = False
-    """Recompute layer activations in the backward pass: less memory, about a third more time."""
+    activation_checkpointing: Literal["auto", True, False] = "auto"
+    """Recompute layer activations in the backward pass: less memory, about a third more time, the same result. `auto`: from the moment when a single row (or pair) does not fit without."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; absent means all cores that this process may use."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")

@@ -109,7 +109,7 @@ def train_direct(
     """Train ``policy`` in place; its weights at the call are the reference. Returns what held-out units say, if there are any."""
     spec, weights = PreferenceSpec.direct(config), kto_weights_of(units, config)
     worker = LocalWorker([policy], config.optim, recorder.num_steps)
-    guard = StepGuard(compute.token_budget, config.optim.max_skipped_steps, folder=recorder.folder, stage=recorder.stage)
+    guard = StepGuard(compute, [policy], config.optim.max_skipped_steps, folder=recorder.folder, stage=recorder.stage)
 
     def fitting() -> Compute:
         return replace(compute, token_budget=guard.memory.token_budget)

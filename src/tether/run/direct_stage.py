@@ -101,8 +101,6 @@ def direct_stage(context: Context, name: str, start: Path) -> Path:
         recorder.message(f"{stage}: {units}")
         if config.kind == "kto":
             recorder.message(f"{stage}: weights of liked and disliked answers: {kto_weights_of(units.training, config)}")
-        if context.config.compute.activation_checkpointing:
-            policy.enable_activation_checkpointing()
         keeper = context.keeper(recorder, config, rows.sha256)
         held_out = train_direct(policy, units.training, units.held_out, config, context.compute, recorder, context.config.seed, keeper)
         keeper.close()

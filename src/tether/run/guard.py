@@ -10,13 +10,14 @@ the run. Logits that cannot be sampled from speak of the weights, not of a batch
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
+from tether.backends.compute import Compute
 from tether.backends.local import LocalWorker, StepReport
-from tether.backends.memory_guard import MemoryGuard
+from tether.backends.memory_guard import MemoryGuard, Recomputable
 from tether.errors import NumericsError
 from tether.maths import NonFiniteError
 from tether.metrics import MetricSums
@@ -32,13 +33,22 @@ Batch = Callable[[], Mapping[str, Tensor]]
 
 
 class StepGuard:
-    """The guard of one stage. State: optimiser steps refused in a row, and the limit of memory.
+    """The guard of one stage. State: optimiser steps refused in a row, and what memory has asked for.
 
-    ``folder``: where the batch of a run that stops is kept; None keeps nothing.
+    ``models``: all that the stage trains, whose activations may be recomputed. ``folder``: where the batch of a run that stops is kept;
+    None keeps nothing.
     """
 
-    def __init__(self, token_budget: int, max_skipped_steps: int, *, folder: Path | None = None, stage: str = "") -> None:
-        self.memory = MemoryGuard(token_budget)
+    def __init__(
+        self,
+        compute: Compute,
+        models: Sequence[Recomputable],
+        max_skipped_steps: int,
+        *,
+        folder: Path | None = None,
+        stage: str = "",
+    ) -> None:
+        self.memory = MemoryGuard(compute, models)
         self._limit, self._folder, self._stage = max_skipped_steps, folder, stage
         self._in_a_row = 0
 
@@ -83,7 +93,7 @@ class StepGuard:
         )
 
     def state(self) -> State:
-        """Refusals in a row, and the limit of memory."""
+        """Refusals in a row, and what memory has asked for."""
         return State(values={"in_a_row": self._in_a_row, **self.memory.state().values})
 
     def restore(self, state: State) -> None:

@@ -169,8 +169,6 @@ def _sft_stage(context: Context) -> Path:
         limited = limit_examples(demonstration_examples(demonstrations, policy.format, rows.source), config.max_length, rows.source)
         recorder = context.recorder("sft", sft_steps(len(limited.examples), config))
         recorder.message(f"sft: {limited.report}")
-        if context.config.compute.activation_checkpointing:
-            policy.enable_activation_checkpointing()
         keeper = context.keeper(recorder, config, rows.sha256)
         last = sft(policy, limited.examples, config, context.compute, recorder, context.config.seed, keeper)
         keeper.close()
@@ -274,8 +272,6 @@ def _policy_and_reference(context: Context, start: Path, value_head: ValueHead =
     lora = None if context.config.model.lora is None else LoraSpec(**context.config.model.lora.model_dump())
     policy = load_policy(context, start, value_head=value_head, lora=lora)
     reference = Reference.adapter_off(policy) if lora else Reference.frozen_copy(policy, context.compute.dtype)
-    if context.config.compute.activation_checkpointing:
-        policy.enable_activation_checkpointing()
     return policy, reference
 
 

@@ -81,7 +81,7 @@ def train_reward_model(
     """Train ``model`` in place, measure it on ``held_out``, and give its scores mean 0 and std 1 there (Ziegler et al. 2019)."""
     worker = LocalWorker([model], config.optim, recorder.num_steps, head_names=("score",), head_learning_rate=config.head_learning_rate)
     cursor = Cursor(len(pairs), seed)
-    guard = StepGuard(compute.token_budget, config.optim.max_skipped_steps, folder=recorder.folder, stage=recorder.stage)
+    guard = StepGuard(compute, [model], config.optim.max_skipped_steps, folder=recorder.folder, stage=recorder.stage)
     done = keeper.attach({"worker": worker, "cursor": Plain(cursor.state, cursor.go_to), "guard": guard, "metrics": recorder})
     for step in range(done + 1, recorder.num_steps + 1):
         chosen = cursor.next_within_epoch(config.batch_size)

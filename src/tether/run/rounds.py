@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
-from torch import nn
 
 from tether.backends.compute import Compute
 from tether.backends.local import LocalWorker
@@ -21,6 +20,7 @@ from tether.maths.masked import NonFiniteError
 from tether.metrics import MetricSums
 from tether.models.policy import Policy
 from tether.models.reference import Reference
+from tether.models.value import Critic
 from tether.run.evidence import text_tensors
 from tether.run.guard import StepGuard
 from tether.run.rows import RolloutRow, check_rows
@@ -45,7 +45,7 @@ class RoundLearner(ABC, Generic[C]):
         config: C,
         compute: Compute,
         *,
-        beside: Sequence[nn.Module] = (),
+        beside: Sequence[Critic] = (),
         head_names: tuple[str, ...] = (),
         head_learning_rate: float | None = None,
         seed: int = 0,
@@ -56,7 +56,7 @@ class RoundLearner(ABC, Generic[C]):
         self.policy, self.reference, self.config, self.compute = policy, reference, config, compute
         self._seed = seed
         self._round = 0
-        self.guard = StepGuard(compute.token_budget, config.optim.max_skipped_steps, folder=folder, stage=stage)
+        self.guard = StepGuard(compute, [policy, *beside], config.optim.max_skipped_steps, folder=folder, stage=stage)
         steps = (total_rounds or config.steps) * config.epochs * config.minibatches
         self.worker = LocalWorker(
             [policy, *beside], config.optim, steps, head_names=head_names, head_learning_rate=head_learning_rate

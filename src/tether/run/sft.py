@@ -45,7 +45,7 @@ def sft(
         raise DataError("no demonstration is left to train on: check sft.max_length and the data file")
     worker = LocalWorker([policy], config.optim, recorder.num_steps)
     cursor = Cursor(len(examples), seed)
-    guard = StepGuard(compute.token_budget, config.optim.max_skipped_steps, folder=recorder.folder, stage=recorder.stage)
+    guard = StepGuard(compute, [policy], config.optim.max_skipped_steps, folder=recorder.folder, stage=recorder.stage)
     done = keeper.attach({"worker": worker, "cursor": Plain(cursor.state, cursor.go_to), "guard": guard, "metrics": recorder})
     for step in range(done + 1, recorder.num_steps + 1):
         chosen = cursor.next_within_epoch(config.batch_size)
