@@ -138,7 +138,7 @@ class MetricSums:
             self._sums[name] = (min(old_total, float(total)), 1.0)
         elif metric.aggregation.startswith(("maximum", "minimum", "value")):
             self._sums[name] = (float(total), 1.0)
-        elif metric.aggregation.startswith("sum over"):
+        elif metric.aggregation.startswith(("sum over", "wall time")):
             self._sums[name] = (old_total + float(total), 1.0)
         else:
             self._sums[name] = (old_total + float(total), old_count + float(count))
