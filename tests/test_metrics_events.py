@@ -50,6 +50,13 @@ def test_extremes_counts_and_values_aggregate_as_the_registry_says():
     assert math.isnan(means["reward"])
 
 
+def test_seconds_of_several_batches_of_a_step_add_up():
+    sums = MetricSums()
+    sums.add("generate_seconds", 2.0)
+    sums.add("generate_seconds", 3.0)
+    assert sums.means()["generate_seconds"] == 5.0
+
+
 def test_numbers_that_are_not_finite_survive_the_log_as_json(tmp_path):
     log = EventLog(tmp_path / "e.jsonl")
     log.write("step", step=1, metrics={"reward": math.nan, "ratio_max": math.inf})

@@ -57,6 +57,7 @@ class _FunctionPart:
     """A user's function as a reward part; an exception is a failure of the verifier, never a zero."""
 
     function: RewardFunction
+    early_workers: int = 0
     name: str = "reward"
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score | Failure]:
@@ -89,10 +90,13 @@ def rl(
     seed: int = 0,
     log: str | Path | None = None,
     observer: Observer | None = None,
+    reward_workers: int = 0,
     **settings: Any,
 ) -> dict[str, float]:
     """Train ``policy`` in place with an online algorithm (``tether algorithms`` lists them), tethered to its weights at the call.
 
+    ``reward_workers``: for a reward function that waits (on a judge, a sandbox) and may be called from threads: so many calls run at once
+    while other answers are still generated. 0: it is called afterwards, one answer at a time. The scores are the same.
     ``settings`` are the fields of that algorithm's section ``[rl.NAME]`` (``steps``, ``kl={"beta": .05}``, ...) and ``compute={...}``.
     Returns the metrics of the last step; with ``log`` every step is appended to that .jsonl. Raises ConfigError for wrong settings.
     """
@@ -103,6 +107,7 @@ def rl(
     asked = [_as_prompt(prompt, index) for index, prompt in enumerate(prompts)]
     if not asked:
         raise ValueError("prompts is empty: give at least one")
+    rubric = _rubric(reward, compute, reward_workers)
     learner = _learner(policy, None, config, compute, seed)
     sampler = LocalSampler(policy.model, policy.format.eos_ids, policy.format.pad_id, compute.dtype, config.sampling.max_rows)
     proof = WeightProof(policy, sampler, compute.dtype, compute.autocast)
@@ -110,7 +115,7 @@ def rl(
         events = EventLog(log if log is not None else Path(scratch) / "events.jsonl")
         recorder = Recorder(events, observer or Quiet(), f"rl.{config.kind}", config.steps)
         try:
-            return run_rl(OnlineRun(learner, sampler, _rubric(reward, compute), asked, seed, proof), recorder)
+            return run_rl(OnlineRun(learner, sampler, rubric, asked, seed, proof), recorder)
         finally:
             events.close()
 
@@ -299,11 +304,18 @@ def _learner(policy: Policy, reference: Reference | None, config: Any, compute: 
     return OnlineLearner(policy, reference or Reference.frozen_copy(policy, compute.dtype), config, compute, critic=critic, seed=seed)
 
 
-def _rubric(reward: Any, compute: Compute) -> Rubric:
+def _rubric(reward: Any, compute: Compute, workers: int) -> Rubric:
+    if not isinstance(workers, int) or workers < 0:
+        raise ValueError(f"reward_workers: expected a whole number of at least 0, got {workers!r}; 0 calls the reward after generation")
+    if callable(reward) and not isinstance(reward, RewardModel):
+        return Rubric([("reward", 1.0, _FunctionPart(cast("RewardFunction", reward), workers))])
+    if workers:
+        raise ValueError(
+            f"reward_workers = {workers} is for a reward function, got {type(reward).__name__}: leave it out; a reward part says by its "
+            "early_workers how many calls it takes at once, and a reward model is asked after generation"
+        )
     if isinstance(reward, RewardModel):
         return Rubric([("learned", 1.0, LearnedPart(reward, compute.token_budget))])
-    if callable(reward):
-        return Rubric([("reward", 1.0, _FunctionPart(cast("RewardFunction", reward)))])
     parts = list(reward) if isinstance(reward, Iterable) and not isinstance(reward, str) else []
     if not parts or not all(hasattr(part, "score") and hasattr(part, "name") for part in parts):
         raise TypeError(

@@ -43,6 +43,7 @@ REGISTRY: dict[str, Metric] = _table(
     ("tokens_per_second", "tokens/s", "prompt and response", "tokens / wall seconds of the step", "Tokens generated or trained per second of the whole step.", None),
     ("generate_seconds", "s", "none", "wall time", "Time spent sampling.", None),
     ("score_seconds", "s", "none", "wall time", "Time spent scoring rollouts.", None),
+    ("score_hidden_seconds", "s", "reward parts asked early", "wall time", "The part of score_seconds that went by while answers were still generated, and so cost the step nothing.", (0.0, None)),
     ("annotate_seconds", "s", "none", "wall time", "Time spent on old, reference and value passes.", None),
     ("update_seconds", "s", "none", "wall time", "Time spent on forward, backward and optimiser.", None),
     # SFT and reward model
@@ -138,7 +139,7 @@ class MetricSums:
             self._sums[name] = (min(old_total, float(total)), 1.0)
         elif metric.aggregation.startswith(("maximum", "minimum", "value")):
             self._sums[name] = (float(total), 1.0)
-        elif metric.aggregation.startswith("sum over"):
+        elif metric.aggregation.startswith(("sum over", "wall time")):
             self._sums[name] = (old_total + float(total), 1.0)
         else:
             self._sums[name] = (old_total + float(total), old_count + float(count))

@@ -36,6 +36,24 @@ def test_order_of_arrival_does_not_matter(seed: int | None) -> None:
     assert groups[1][0].completion.token_ids == (68, 69)
 
 
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_every_rollout_is_shown_once_the_moment_it_is_finished(seed: int | None) -> None:
+    events: list[object] = []
+    sampler = ScriptedSampler(SCRIPT, shuffle_seed=seed)
+
+    class Telling:
+        def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]:
+            for completion in sampler.generate(requests, sampling):
+                events.append("drawn")
+                yield completion
+
+    sampling = Sampling(2)
+    groups = collect(PROMPTS, Telling(), sampling, FORMAT, num_samples=2, run_seed=0, step=1, arrived=events.append)
+    assert events[::2] == ["drawn"] * 4
+    assert {id(shown) for shown in events[1::2]} == {id(rollout) for group in groups for rollout in group}
+    assert [group[0].text for group in groups] == ["AB", "DE"]
+
+
 def test_ids_are_the_samplers_own_though_another_encoding_has_the_text() -> None:
     pieces = {1: "he", 2: "llo", 3: "hello"}
     form = SimpleNamespace(prompt_ids=lambda _: [9], decode=lambda ids: "".join(pieces[i] for i in ids))

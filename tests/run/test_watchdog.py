@@ -82,7 +82,7 @@ def test_a_run_that_hangs_in_a_reward_says_so_in_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr(rubric, "_checked", hanging)
     run(RunConfig.model_validate(config))
     told = [event["text"] for event in read_events(events) if event["kind"] == "warning"]
-    assert any("stuck in reward part" in text and "_score_part" in text for text in told)
+    assert any("stuck in reward part" in text and "rubric.score_part" in text for text in told)
 
 
 def test_other_threads_are_told_by_name():

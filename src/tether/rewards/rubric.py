@@ -12,13 +12,16 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, SupportsFloat
+from typing import TYPE_CHECKING, Protocol, SupportsFloat, runtime_checkable
 
 from tether.errors import DataError, RewardError, TetherError
 from tether.pulse import beat
 from tether.types import Failure, Rollout, RolloutGroup, Score, StopReason
 
-__all__ = ["FailureCount", "RewardPart", "Rubric", "count_failures", "weighted_total"]
+if TYPE_CHECKING:
+    from tether.rewards.early import EarlyScores
+
+__all__ = ["EarlyPart", "FailureCount", "RewardPart", "Rubric", "count_failures", "num_early_workers", "score_part", "weighted_total"]
 
 
 class RewardPart(Protocol):
@@ -28,6 +31,19 @@ class RewardPart(Protocol):
     def name(self) -> str: ...
 
     def score(self, rollouts: Sequence[Rollout]) -> Sequence[Score | Failure]: ...
+
+
+@runtime_checkable
+class EarlyPart(RewardPart, Protocol):
+    """A part that may be asked while other answers are still generated, by threads: ``early_workers`` of its calls at once (0: by none).
+
+    It declares that its score of a rollout follows from that rollout alone (not from others, a generator of this process or the order of
+    calls), that it may be called from several threads, and that its time is spent waiting (on a sandbox, a judge). It sets its own limit
+    of time, and raises or returns a ``Failure`` when that is over.
+    """
+
+    @property
+    def early_workers(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +73,26 @@ class Rubric:
             raise ValueError(f"the names of reward parts must differ, got {names}")
         if bad := [name for name, weight, _ in parts if not math.isfinite(weight)]:
             raise ValueError(f"the weight of {bad} is not finite")
+        for name, _, part in parts:
+            if not (isinstance(workers := num_early_workers(part), int) and workers >= 0):
+                raise ValueError(
+                    f"reward part {name!r}: early_workers is a whole number of at least 0, got {workers!r}; 0 asks it after generation"
+                )
         self.parts = tuple((name, float(weight), part) for name, weight, part in parts)
 
     def score(
-        self, groups: Sequence[Sequence[Rollout]], max_failure_share: float = 0.1
+        self, groups: Sequence[Sequence[Rollout]], max_failure_share: float = 0.1, early: EarlyScores | None = None
     ) -> list[RolloutGroup]:
         """Score every rollout; groups and order are kept. Aborted rollouts are failures and are shown to no
-        part.
+        part. ``early``: where the parts that it names were asked before now.
         """
         rollouts = [rollout for group in groups for rollout in group]
         live = [i for i, r in enumerate(rollouts) if r.completion.stop_reason is not StopReason.ABORT]
         results: list[dict[str, Score | Failure]] = [{} for _ in rollouts]
         for name, _, part in self.parts:
-            for i, result in zip(live, _score_part(name, part, [rollouts[i] for i in live]), strict=True):
+            shown = [rollouts[i] for i in live]
+            told = early.results(name, shown) if early and name in early.names else score_part(name, part, shown)
+            for i, result in zip(live, told, strict=True):
                 results[i][name] = result
         scored = iter([self._combine(result) for result in results])
         scored_groups = [_group(group, [next(scored) for _ in group]) for group in groups]
@@ -129,9 +152,14 @@ def _group(rollouts: Sequence[Rollout], scored: Sequence[_Scored]) -> RolloutGro
     )
 
 
-def _score_part(name: str, part: RewardPart, rollouts: Sequence[Rollout]) -> list[Score | Failure]:
+def num_early_workers(part: RewardPart) -> int:
+    """Calls of ``part`` that may run at once while answers are generated; 0 where it is asked afterwards, as are parts that do not say."""
+    return part.early_workers if isinstance(part, EarlyPart) else 0
+
+
+def score_part(name: str, part: RewardPart, rollouts: Sequence[Rollout]) -> list[Score | Failure]:
     """The named boundary: a part that raises is asked again one rollout at a time, so that one bad row costs
-    one row.
+    one row. Raises RewardError for a wrong number of scores, and the errors of ours that end a run.
     """
     if not rollouts:
         return []
@@ -143,7 +171,7 @@ def _score_part(name: str, part: RewardPart, rollouts: Sequence[Rollout]) -> lis
             raise  # a run that cannot go on, not a row
         if len(rollouts) == 1:
             return [Failure(name, f"{type(error).__name__}: {error}")]
-        return [result for rollout in rollouts for result in _score_part(name, part, [rollout])]
+        return [result for rollout in rollouts for result in score_part(name, part, [rollout])]
     if len(results) != len(rollouts):
         raise RewardError(f"reward part {name!r} gave {len(results)} scores for {len(rollouts)} rollouts")
     return [_checked(name, result) for result in results]

@@ -1,7 +1,8 @@
 """A sampler that keeps what is finished: after a crash in the middle of a rollout only the unfinished part is drawn again.
 
-Requests are answered in chunks, each by one call of the sampler behind; a finished chunk is one line on the disk. What a chunk returns
-depends on its own requests, the weights and the contract alone, so a run that was interrupted draws exactly what it would have drawn.
+Requests are answered in chunks, each by one call of the sampler behind; a finished chunk is one line on the disk. An answer is handed on
+the moment it is finished, so that it can be scored while the rest of its chunk is drawn. What a chunk returns depends on its own requests,
+the weights and the contract alone, so a run that was interrupted draws exactly what it would have drawn.
 """
 
 from __future__ import annotations
@@ -48,17 +49,20 @@ class JournalledSampler:
                     remove(path)
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]:
-        """Completions chunk by chunk: from the journal where it has them, else drawn and kept."""
+        """Completions chunk by chunk: from the journal where it has them, else as they are drawn; a chunk is kept when it is whole."""
         known = self._known()
         for chunk in _chunks(requests, self._chunk_rows):
             name = self._name(chunk, sampling)
             if name in known:
                 answers = [_completion(row, sampling) for row in known[name]]
+                yield from answers
             else:
-                answers = list(self._sampler.generate(chunk, sampling))
+                answers = []
+                for answer in self._sampler.generate(chunk, sampling):
+                    answers.append(answer)
+                    yield answer
                 self._keep(name, answers)
             self._answers_sha256 = _digest([self._answers_sha256, [_row(answer) for answer in answers]])
-            yield from answers
 
     def state(self) -> State:
         """A hash over every answer given so far, token ids and log-probabilities: two runs that agree in it drew the same."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,35 +28,35 @@ def collect(
     run_seed: int,
     step: int,
     batch: int = 0,
+    arrived: Callable[[Rollout], None] | None = None,
 ) -> list[tuple[Rollout, ...]]:
     """``num_samples`` rollouts of each prompt, in the order of prompts and sample indices, whatever the
     order of arrival.
 
     Token ids are the sampler's own (never decoded and encoded again, case J3). A prompt that occurs twice
     (an epoch border) gets answers of its own each time; ``batch`` numbers further batches of one step, whose
-    prompts may come again. Raises SamplerError where the sampler broke its
-    contract.
+    prompts may come again. ``arrived`` is shown each rollout the moment it is finished, the very object that is
+    returned. Raises SamplerError where the sampler broke its contract.
     """
     requests = _requests(prompts, format, num_samples, run_seed, step, batch)
-    found: dict[tuple[str, int], Completion] = {}
-    wanted = {(request.prompt_id, index) for request in requests for index in range(num_samples)}
+    asked = {request.prompt_id: (prompt, request) for prompt, request in zip(prompts, requests, strict=True)}
+    found: dict[tuple[str, int], Rollout] = {}
+    wanted = {(name, index) for name in asked for index in range(num_samples)}
     for completion in sampler.generate(requests, sampling):
         place = (completion.prompt_id, completion.sample_index)
         if place not in wanted or place in found:
             fault = "returned before" if place in found else "not asked for"
             raise SamplerError(f"the sampler returned {place}, which was {fault}")
         _check(completion, sampling)
-        found[place] = completion
+        found[place] = rollout = _rollout(*asked[completion.prompt_id], completion, format)
+        if arrived is not None:
+            arrived(rollout)
     missing = sorted(wanted - found.keys())
     if missing:
         raise SamplerError(
             f"the sampler left out {len(missing)} of {len(wanted)} completions, first {missing[0]}"
         )
-    groups = []
-    for prompt, request in zip(prompts, requests, strict=True):
-        own = [found[request.prompt_id, index] for index in range(num_samples)]
-        groups.append(tuple(_rollout(prompt, request, completion, format) for completion in own))
-    return groups
+    return [tuple(found[request.prompt_id, index] for index in range(num_samples)) for request in requests]
 
 
 def _requests(

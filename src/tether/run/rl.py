@@ -17,6 +17,7 @@ from tether.maths.advantages import dynamic_sampling
 from tether.maths.text_stats import ngram_stats
 from tether.metrics import MetricSums
 from tether.models.policy import Policy
+from tether.rewards.early import EarlyScores
 from tether.rewards.length import OverlongPart
 from tether.rewards.rubric import Rubric
 from tether.rollout.proof import WeightProof
@@ -133,29 +134,35 @@ def _groups(parts: OnlineRun, cursor: Cursor, step: int, metrics: MetricSums) ->
 def _collect_and_score(
     parts: OnlineRun, prompts: Sequence[Prompt], step: int, metrics: MetricSums, *, batch: int = 0
 ) -> list[RolloutGroup]:
+    """Parts that wait for something outside of this process are asked as answers finish, the others afterwards; the scores are the same."""
     config = parts.learner.config
-    started = time.perf_counter()
-    rollouts = collect(
-        prompts,
-        parts.sampler,
-        sampling_of(config),
-        parts.learner.policy.format,
-        num_samples=config.samples_per_prompt,
-        run_seed=parts.seed,
-        step=step,
-        batch=batch,
-    )
-    metrics.add("generate_seconds", time.perf_counter() - started)
-    started = time.perf_counter()
-    groups = _score(parts.rubric, rollouts)
-    metrics.add("score_seconds", time.perf_counter() - started)
+    with EarlyScores(parts.rubric) as early:
+        started = time.perf_counter()
+        rollouts = collect(
+            prompts,
+            parts.sampler,
+            sampling_of(config),
+            parts.learner.policy.format,
+            num_samples=config.samples_per_prompt,
+            run_seed=parts.seed,
+            step=step,
+            batch=batch,
+            arrived=early.hand_over,
+        )
+        metrics.add("generate_seconds", time.perf_counter() - started)
+        hidden_s = early.busy_s()
+        started = time.perf_counter()
+        groups = _score(parts.rubric, rollouts, early)
+        metrics.add("score_seconds", hidden_s + time.perf_counter() - started)
+    if early.names:
+        metrics.add("score_hidden_seconds", hidden_s)
     _describe_rollouts(metrics, groups)
     return groups
 
 
-def _score(rubric: Rubric, rollouts: Sequence[Sequence[Rollout]]) -> list[RolloutGroup]:
+def _score(rubric: Rubric, rollouts: Sequence[Sequence[Rollout]], early: EarlyScores) -> list[RolloutGroup]:
     """The rubric's scores. A length penalty is no verdict: where every other part is silent a rollout stays unscorable, never a 0."""
-    groups = rubric.score(rollouts)
+    groups = rubric.score(rollouts, early=early)
     judges = [name for name, _, part in rubric.parts if not isinstance(part, OverlongPart)]
     if len(judges) in {0, len(rubric.parts)}:
         return groups
@@ -174,8 +181,12 @@ def _greedy_scores(parts: OnlineRun, groups: Sequence[RolloutGroup], step: int, 
     prompts = list({group.rollouts[0].prompt.prompt_id: group.rollouts[0].prompt for group in groups}.values())
     greedy = replace(sampling_of(config), temperature=0.0)
     format = parts.learner.policy.format
-    answers = collect(prompts, parts.sampler, greedy, format, num_samples=1, run_seed=parts.seed, step=step)
-    scores = {group.rollouts[0].prompt.prompt_id: group.scores[0] for group in _score(parts.rubric, answers)}
+    with EarlyScores(parts.rubric) as early:
+        answers = collect(
+            prompts, parts.sampler, greedy, format, num_samples=1, run_seed=parts.seed, step=step, arrived=early.hand_over
+        )  # fmt: skip
+        groups = _score(parts.rubric, answers, early)
+    scores = {group.rollouts[0].prompt.prompt_id: group.scores[0] for group in groups}
     scored = [score for score in scores.values() if not math.isnan(score)]
     metrics.add("baseline_reward", sum(scored), len(scored))
     return scores
