@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tether.report.charts import HEIGHT, WIDTH, chart, number, thin, ticks
@@ -19,6 +19,9 @@ def _numbers(path: str) -> list[float]:
 
 
 @given(st.lists(st.floats(), max_size=300))
+@example([0.0, -1.6959369196814301e308])  # the span is finite, with room beside it it is not
+@example([1.7e308, -1.7e308])
+@example([1.7e308])
 def test_every_number_gives_a_path_inside_the_frame(values: list[float]):
     drawn = chart("m", "1", "meaning", {"a": list(enumerate(values))})
     xy = _numbers(drawn.lines[0].path)

@@ -6,6 +6,7 @@ Coordinates are those of the viewBox, y downwards. Points that are not finite br
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -116,6 +117,9 @@ def _apart(callouts: Sequence[Callout]) -> tuple[Callout, ...]:
     return tuple(kept)
 
 
+_LARGEST = sys.float_info.max / 4  # so that a span with its room does not overflow; what lies beyond is drawn at the border
+
+
 @dataclass(frozen=True, slots=True)
 class _Scale:
     """Linear map from [low, high] to [start, end]."""
@@ -131,8 +135,7 @@ class _Scale:
         if values and not any(values):
             return cls(0.0, 1.0, start, end)
         low, high = (min(values), max(values)) if values else (0.0, 1.0)
-        if not math.isfinite(high - low):  # the span itself overflows
-            low, high = low / 4, high / 4
+        low, high = (min(max(bound, -_LARGEST), _LARGEST) for bound in (low, high))
         room = (high - low) * pad or (abs(high) * 0.1 or 1.0) * (low == high)
         return cls(low - room, high + room, start, end)
 
