@@ -82,6 +82,26 @@ def test_nothing_of_the_size_of_all_logits_is_kept():
     assert max(kept) <= max(hidden_NH.numel(), weight_VH.numel()) < len(tokens_N) * len(weight_VH)
 
 
+@pytest.mark.parametrize("room", [0, 2 * 3 * 13, 2 * 7 * 13], ids=["none kept", "one chunk kept", "all kept"])
+@pytest.mark.parametrize("entropy", [False, True])
+def test_logits_that_wait_change_no_bit(room, entropy, monkeypatch):
+    def gradients():
+        hidden_NH, weight_VH, tokens_N = inputs(torch.float32)
+        with torch.autocast("cpu", torch.bfloat16):
+            chosen_N, entropy_N = chosen_logprobs(weight_VH, hidden_NH, tokens_N, 0.7, entropy=entropy)
+        (chosen_N.sum() if entropy_N is None else chosen_N.sum() + entropy_N.square().sum()).backward()
+        return hidden_NH.grad, weight_VH.grad
+
+    monkeypatch.setattr(heads, "KEPT_BYTES", 0)
+    expected = gradients()
+    monkeypatch.setattr(heads, "KEPT_BYTES", room)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x), x)[1], lambda x: x):
+        got = gradients()
+    assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+    assert sum(x.nbytes for x in kept if x.ndim == 2 and x.shape[1] == 13) == room
+
+
 def test_a_temperature_of_zero_is_refused():
     hidden_NH, weight_VH, tokens_N = inputs()
     with pytest.raises(ValueError, match="temperature must be above 0"):

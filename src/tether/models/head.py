@@ -1,8 +1,9 @@
 """The output head and the softmax over it, a chunk of positions at a time: log-probabilities of chosen tokens without the logits of all.
 
-Forward keeps hidden states, tokens and one normaliser per position; backward makes each chunk's logits again and goes straight to the
-gradients of hidden states and matrix. So memory grows with neither positions x vocabulary nor the number of elementwise passes of a
-softmax that autograd takes apart. Axes: N positions, C of one chunk, H hidden, V vocabulary.
+Forward keeps hidden states, tokens and one normaliser per position, and as many narrow logits as fit into ``KEPT_BYTES``; backward makes
+those of the other chunks again and goes straight to the gradients of hidden states and matrix. So memory grows with neither positions x
+vocabulary nor the number of elementwise passes of a softmax that autograd takes apart. Axes: N positions, C of one chunk, H hidden, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from torch import Tensor, nn
 from ..maths.logprobs import CHUNK_ELEMENTS, check_temperature
 
 __all__ = ["chosen_logprobs", "is_fused"]
+
+KEPT_BYTES = 2**27
+"""Most bytes of logits that wait for the backward pass, where a product of a quarter of the head's work would make them again."""
 
 
 def is_fused(head: nn.Module) -> bool:
@@ -33,7 +37,8 @@ def chosen_logprobs(
     check_temperature(temperature)
     device = hidden_NH.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight_VH.dtype
-    logprobs_N, entropy_N = _Chosen.apply(hidden_NH, weight_VH, tokens_N, temperature, entropy, dtype)
+    room = KEPT_BYTES if torch.is_grad_enabled() and dtype.itemsize == 2 else 0
+    logprobs_N, entropy_N = _Chosen.apply(hidden_NH, weight_VH, tokens_N, temperature, entropy, dtype, room)
     return logprobs_N, entropy_N if entropy else None
 
 
@@ -42,7 +47,14 @@ class _Chosen(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, tokens_N: Tensor, temperature: float, entropy: bool, dtype: torch.dtype
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        tokens_N: Tensor,
+        temperature: float,
+        entropy: bool,
+        dtype: torch.dtype,
+        room: int,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         matrix_VH = weight_VH.to(dtype)
@@ -50,26 +62,31 @@ class _Chosen(torch.autograd.Function):
         full = torch.float64 if dtype == torch.float64 else torch.float32
         chosen_N, normaliser_N = (torch.empty(len(tokens_N), dtype=full, device=tokens_N.device) for _ in range(2))
         entropy_N = torch.empty(len(tokens_N) if entropy else 0, dtype=full, device=tokens_N.device)
+        kept: list[Tensor] = []
         for own in _chunks(len(tokens_N), len(matrix_VH)):
-            z_CV = _logits(states_NH[own], matrix_VH, temperature)
+            logits_CV = states_NH[own] @ matrix_VH.T
+            if (room := room - logits_CV.nbytes) >= 0:
+                kept.append(logits_CV)
+            z_CV = _tempered(logits_CV, temperature)
             normaliser_N[own] = z_CV.logsumexp(-1)
             chosen_N[own] = z_CV.gather(-1, tokens_N[own, None])[:, 0] - normaliser_N[own]
             if entropy:
                 entropy_N[own] = _entropy(z_CV, normaliser_N[own])
         with torch.autocast(hidden_NH.device.type, enabled=False):
-            ctx.save_for_backward(states_NH, matrix_VH, tokens_N, normaliser_N, entropy_N)
+            ctx.save_for_backward(states_NH, matrix_VH, tokens_N, normaliser_N, entropy_N, *kept)
         ctx.temperature, ctx.precisions = temperature, (hidden_NH.dtype, weight_VH.dtype)
         return chosen_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, chosen_grad_N: Tensor | None, entropy_grad_N: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        states_NH, matrix_VH, tokens_N, normaliser_N, entropy_N = ctx.saved_tensors
+        states_NH, matrix_VH, tokens_N, normaliser_N, entropy_N, *kept = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.precisions
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         hidden_grad_NH = torch.empty(states_NH.shape, dtype=hidden_dtype, device=states_NH.device) if wants_hidden else None
         weight_grad_VH = torch.zeros(matrix_VH.shape, dtype=weight_dtype, device=matrix_VH.device) if wants_weight else None
-        for own in _chunks(len(tokens_N), len(matrix_VH)):
-            z_CV = _logits(states_NH[own], matrix_VH, ctx.temperature)
+        for number, own in enumerate(_chunks(len(tokens_N), len(matrix_VH))):
+            logits_CV = kept[number] if number < len(kept) else states_NH[own] @ matrix_VH.T
+            z_CV = _tempered(logits_CV, ctx.temperature)
             logp_CV = z_CV.sub_(normaliser_N[own, None])
             if entropy_grad_N is None:
                 grad_CV = logp_CV.exp_()
@@ -90,7 +107,7 @@ class _Chosen(torch.autograd.Function):
                 hidden_grad_NH[own] = (narrow_CV @ matrix_VH).to(hidden_dtype)
             if weight_grad_VH is not None:
                 weight_grad_VH.add_(narrow_CV.T @ states_NH[own])
-        return hidden_grad_NH, weight_grad_VH, None, None, None, None
+        return hidden_grad_NH, weight_grad_VH, None, None, None, None, None
 
 
 def _chunks(count: int, vocabulary: int) -> list[slice]:
@@ -98,9 +115,8 @@ def _chunks(count: int, vocabulary: int) -> list[slice]:
     return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
 
-def _logits(states_CH: Tensor, matrix_VH: Tensor, temperature: float) -> Tensor:
-    """Logits / temperature, float32: a tensor of our own, which may be written over."""
-    logits_CV = states_CH @ matrix_VH.T
+def _tempered(logits_CV: Tensor, temperature: float) -> Tensor:
+    """Logits / temperature in float32, to be written over: narrow logits stay as they are, others are this very tensor."""
     full_CV = logits_CV if logits_CV.dtype in (torch.float32, torch.float64) else logits_CV.float()
     return full_CV if temperature == 1 else full_CV.div_(temperature)
 
