@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tether.backends.compute import Compute
 from tether.config import rl_kind
 from tether.data.batches import pad_examples
+from tether.models import head as head_module
 from tether.models.policy import Policy
 from tether.models.reference import Reference
 from tether.models.resolve import resolve_model
@@ -65,15 +66,20 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_an_update_computes_a_shared_prompt_once_and_the_head_at_live_tokens_alone(policy):
+@pytest.mark.parametrize(("autocast", "room", "head_products"), [(False, None, 4), (True, None, 3), (True, 0, 4)])
+def test_an_update_computes_a_shared_prompt_once_and_the_head_at_live_tokens_alone(policy, autocast, room, head_products, monkeypatch):
+    """Forward, and two products backward. The head makes logits once more that are wide, or more than may wait in memory."""
+    if room is not None:
+        monkeypatch.setattr(head_module, "KEPT_BYTES", room)
     trunk, head = matrices(policy)
     batch = pad_examples([sampled_example(row.query_ids, row.response_ids) for row in rows(1)], 0)
     with FlopCounterMode(display=False) as counter:
-        policy.forward_response(batch, 1.0).logprobs_BT.sum().backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            logprobs_BT = policy.forward_response(batch, 1.0).logprobs_BT
+        logprobs_BT.sum().backward()
     policy.zero_grad()
     tokens, live = PROMPT + GROUP * ANSWER, GROUP * ANSWER
-    # forward, two products backward; the head makes its logits once more, so that nothing of positions x vocabulary is kept
-    assert products(counter) == 2 * (3 * trunk * tokens + 4 * head * live)
+    assert products(counter) == 2 * (3 * trunk * tokens + head_products * head * live)
 
 
 @pytest.mark.parametrize(("minibatches", "passes"), [(1, 1), (2, 2)])
