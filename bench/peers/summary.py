@@ -192,8 +192,8 @@ def section(results: Mapping[str, Mapping[str, Any]], places: Mapping[str, str])
     lines += [
         "Each side is loaded once and stopped dead (SIGSTOP) while another measures; rounds go A B C A B C. The peer's settings are tried "
         "first (all are listed), and the fastest of each precision takes part: float32 weights with autocast to bfloat16, as Tether has, "
-        "and any other. A ratio is taken within each round. Others' cores: the most that other processes used during a measurement, 0 on a "
-        "quiet machine.",
+        "and any other; where a command names variants, those were taken and nothing was tried in that run. A ratio is taken within each "
+        "round. Others' cores: the most that other processes used during a measurement, 0 on a quiet machine.",
         "",
         goals_table(results),
     ]
