@@ -150,6 +150,7 @@ with pytest.MonkeyPatch.context() as patch:
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_in_the_middle_of_generation_goes_on_as_well(tmp_path, monkeypatch):
     judged_by(monkeypatch, 0)
     whole = run(config_of("grpo", tmp_path, "whole")).folder

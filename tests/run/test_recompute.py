@@ -84,7 +84,10 @@ def recomputes(made):
     return recomputing(made.policy.model), recomputing(made.critic.trunk)
 
 
-@pytest.mark.parametrize("kind", ["sft", "reward_model", "dpo", "kto", "grpo", "ppo separate", "online_dpo"])
+_MORE = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("reward_model", "dpo", "kto", "ppo separate", "online_dpo")]
+
+
+@pytest.mark.parametrize("kind", ["sft", "grpo", *_MORE])
 def test_by_need_equals_from_the_start_bit_for_bit(kind, scarce, tmp_path):
     config, stage = config_of(kind, tmp_path / "by_need", "auto")
     by_need = run(config).folder
