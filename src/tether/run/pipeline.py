@@ -36,7 +36,16 @@ from tether.rewards.build import build_rubric
 from tether.run.cards import write_cards
 from tether.run.checks.evidence import acknowledge as acknowledge_alarms
 from tether.run.checks.stage import watch_for
-from tether.run.context import Context, build_stage, load_policy, load_scorer, proof_for, sampler_for, stage_hashes
+from tether.run.context import (
+    Context,
+    build_stage,
+    load_policy,
+    load_scorer,
+    proof_for,
+    refuse_other_settings,
+    sampler_for,
+    stage_hashes,
+)
 from tether.run.direct_stage import direct_stage
 from tether.run.evaluate_stage import evaluate_stage
 from tether.run.folder import RunFolder, sha256_text
@@ -110,11 +119,16 @@ def _run(
     acknowledge: bool,
 ) -> RunResult:
     folder = RunFolder(config, stage_hashes(config), fresh=fresh)
+    if not accept_changes:
+        refuse_other_settings(config, folder)
+    lost_log = folder.take_over()
     log = EventLog(folder.path / "events.jsonl")
     if acknowledge and (seen := acknowledge_alarms(folder.path / "alarms")):
         log.write("alarms_acknowledged", alarms=seen)
     log.write("run_started", name=config.name, config_sha256=sha256_text(folder.config_text))
     warnings.keep_in(log)
+    if lost_log:
+        warnings.say(f"{log.path} is gone: what finished stages logged is missing from the report")
     mirror = Mirror(config.report_to, config.name, folder.path, config.model_dump(mode="json"))
     log.listen(mirror)
     context = Context(config, folder, log, observer, compute, warnings, stop, accept_changes)
@@ -126,8 +140,8 @@ def _run(
         policies |= {name: direct_stage(context, name, start) for name in config.direct}
         evaluation = evaluate_stage(context, start, policies, reward_model)
         write_cards(config, folder.path)
+        log.write("run_finished")  # before the report, which says so
         report = _report(context)
-        log.write("run_finished")
     except (KeyboardInterrupt, Interrupted):
         log.write("interrupted")
         raise
