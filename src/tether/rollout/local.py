@@ -57,11 +57,22 @@ class LocalSampler:
         self._packed: LlamaWeights | None = None if reason else pack_llama(self._llama(), compute_dtype)
         if reason:
             _log.warning("sampling by the plain path (slower): %s", reason)
+        else:
+            _log.info("%s", self.says)
 
     @property
     def plain(self) -> bool:
         """True where the model's own forward pass is used."""
         return self._packed is None
+
+    @property
+    def says(self) -> str:
+        """One sentence on the way that answers are computed, for the log."""
+        if self._packed is None:
+            return "sampler: the model's own forward pass"
+        if self._packed.why_plain is None:
+            return "sampler: products of matrices that are prepacked for this CPU (oneDNN)"
+        return f"sampler: products of plain matrices, because {self._packed.why_plain}"
 
     def refresh(self, version: int) -> None:
         """Publish: sample from the model's present weights from the next token on, under this version."""
