@@ -121,26 +121,27 @@ def pack_llama(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaWeights:
         return weight if weight.dtype == dtype == torch.float32 else weight.float().clone()
 
     every_layer: Any = model.model.layers
-    (plain_head,) = stack([model.lm_head])
+    (head,) = stack([model.lm_head])
     if model.lm_head.weight.dtype == dtype:
         why_plain = "the trained weights themselves are read"
     else:
         first = (matrix for linears in _stacks(every_layer[0]) for matrix in stack(linears))
-        why_plain = why_not_prepacked(chain(first, [plain_head]))
+        why_plain = why_not_prepacked(chain(first, [head]))
 
     def place(matrices: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return matrices if why_plain else tuple(prepack(matrix) for matrix in matrices)
 
+    tied = model.model.embed_tokens.weight is model.lm_head.weight
+    embedding = head if tied else model.model.embed_tokens.weight.detach().to(dtype)
+    (head,) = place((head,))
     layers = []
     for layer in every_layer:
         qkv, (out,), gate_up, (down,) = (place(stack(linears)) for linears in _stacks(layer))
         norms = norm(layer.input_layernorm), norm(layer.post_attention_layernorm)
         layers.append(LlamaLayer(norms[0], qkv, out, norms[1], gate_up, down))
-    tied = model.model.embed_tokens.weight is model.lm_head.weight
-    embedding = plain_head if tied else model.model.embed_tokens.weight.detach().to(dtype)
     config: Any = model.config
     return LlamaWeights(
-        embedding, tuple(layers), norm(model.model.norm), place((plain_head,))[0], model.model.rotary_emb,
+        embedding, tuple(layers), norm(model.model.norm), head, model.model.rotary_emb,
         config.num_attention_heads, config.num_key_value_heads, every_layer[0].self_attn.head_dim,
         config.rms_norm_eps, why_plain,
     )  # fmt: skip

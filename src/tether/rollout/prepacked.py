@@ -4,8 +4,8 @@ A product with a plain matrix brings it into that layout first, every time: with
 matrix is an opaque tensor (``is_mkldnn``): it has shape and dtype, another of its shape is written over it with ``copy_``, and ``to_dense``
 reads it back exactly. Only ``product`` multiplies by it. Axes: N rows, I and O the width before and after.
 
-It is used where it gives the bits of the plain product, which is tried on the matrices themselves. In float32 it does not (PyTorch multiplies
-plain float32 matrices by another library).
+It is used where it gives the bits of the plain product, which is tried on the matrices themselves. In float32 it does not: PyTorch
+multiplies plain float32 matrices by another library. Nor does it where a product is very small, for the same reason.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 __all__ = ["prepack", "product", "why_not_prepacked"]
 
 TRIED_ROWS = (1, 8, 64)
+SMALLEST = 16**3 + 1  # multiplications of a row; with fewer PyTorch does not ask oneDNN (mkldnn_gemm_min_size in ATen)
 
 
 def prepack(matrix_OI: Float[Tensor, "O I"]) -> Tensor:
@@ -37,12 +38,14 @@ def product(x_NI: Float[Tensor, "N I"], matrix_OI: Tensor) -> Float[Tensor, "N O
 def why_not_prepacked(matrices: Iterable[Float[Tensor, "O I"]]) -> str | None:
     """The reason why plain matrices like these are multiplied as they are, or None where prepacked ones give the same bits.
 
-    Both operators are private to PyTorch and bound to the CPU, so what counts is what they do here: products of 1, 8 and 64 rows, the second
-    write that a publish makes, and reading back.
+    Both operators are private to PyTorch and bound to the CPU, so what counts is what they do here: products of 1, 8 and 64 rows, the
+    second write that a publish makes, and reading back.
     """
     for matrix_OI in matrices:
         if matrix_OI.device.type != "cpu" or matrix_OI.dtype != torch.bfloat16:
             return f"products are {str(matrix_OI.dtype).removeprefix('torch.')} on {matrix_OI.device.type}, not bfloat16 on a CPU"
+        if matrix_OI.numel() < SMALLEST:
+            return f"a matrix of {tuple(matrix_OI.shape)} is too small for oneDNN"
         try:
             same = _gives_the_same(matrix_OI)
         except (AttributeError, RuntimeError, NotImplementedError) as error:
