@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,6 +109,27 @@ def test_a_publish_in_mid_generation_takes_effect_from_the_next_token_on(monkeyp
     refuse(monkeypatch)
     assert fast == with_publish(model())
     assert any(set(versions) == {0, 1} for _, versions in fast)
+
+
+@where_it_works
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("field", "named"),
+    [("qkv", ["q_proj", "k_proj", "v_proj"]), ("out", ["o_proj"]), ("gate_up", ["gate_proj", "up_proj"]), ("down", ["down_proj"])],
+)
+def test_the_proof_reads_prepacked_copies(tied, field, named):
+    of = model(tied=tied)
+    old, local = sampler(of)._packed, sampler(of)
+    train(of)
+    assert all(gap > 0 for gap in local.copy_gaps().values())
+    local.refresh(1)
+    assert set(local.copy_gaps().values()) == {0.0}
+    layers = local._packed.layers
+    stale = replace(layers[1], **{field: getattr(old.layers[1], field)})
+    local._packed = replace(local._packed, layers=(layers[0], stale))
+    assert [name for name, gap in local.copy_gaps().items() if gap] == [f"layers.1.{name}" for name in named]
+    local._packed = replace(local._packed, layers=layers, head=old.head)
+    assert [name for name, gap in local.copy_gaps().items() if gap] == ["lm_head"]
 
 
 # -- where it is not taken ---------------------------------------------------------------------------------------------------
