@@ -50,9 +50,11 @@ def test_a_run_leaves_models_that_plain_transformers_load_events_and_a_report(co
         AutoModelForCausalLM.from_pretrained(folder / stage, local_files_only=True)
     model = AutoModelForSequenceClassification.from_pretrained(folder / "reward_model", local_files_only=True)
     assert model.config.num_labels == 1
-    kinds = [event["kind"] for event in read_events(folder / "events.jsonl")]
-    assert kinds[0] == "run_started"
-    assert kinds[-1] == "run_finished"
+    events = list(read_events(folder / "events.jsonl"))
+    assert events[0]["kind"] == "run_started"
+    assert events[-1]["kind"] == "run_finished"
+    said = [event["text"] for event in events if event["kind"] == "message" and event["text"].startswith("sampler: ")]
+    assert said == ["sampler: matrices are not prepacked, because the trained weights themselves are read"]  # once for all stages
     evaluation = json.loads((folder / "evaluation.json").read_text())
     assert [p["name"] for p in evaluation["policies"]] == ["start", "ppo", "grpo"]
     assert [(g["before"], g["after"]) for g in evaluation["gains"]] == [("start", "ppo"), ("start", "grpo")]

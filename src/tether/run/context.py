@@ -207,7 +207,10 @@ def load_scorer(context: Context, folder: Path | None) -> _AutocastScorer | None
 
 
 def sampler_for(context: Context, policy: Policy, max_rows: int) -> LocalSampler:
-    return LocalSampler(policy.model, policy.format.eos_ids, policy.format.pad_id, context.compute.dtype, max_rows)
+    sampler = LocalSampler(policy.model, policy.format.eos_ids, policy.format.pad_id, context.compute.dtype, max_rows)
+    if not sampler.plain:  # which warns of itself
+        context.say_once(sampler.description)
+    return sampler
 
 
 def proof_for(context: Context, policy: Policy, sampler: LocalSampler) -> WeightProof:
