@@ -14,7 +14,7 @@ from tether.collect.settings import Settings
 from tether.errors import StoreError
 from tether.files import sync_folder
 
-__all__ = ["create_database", "is_collection", "open_database", "write_settings"]
+__all__ = ["create_database", "discard_database", "is_collection", "open_database", "write_settings"]
 
 _SQLITE_HEADER = b"SQLite format 3\x00"
 
@@ -33,14 +33,25 @@ def create_database(url_or_path: str | os.PathLike[str], settings: Settings) -> 
             now = {"application": "tether.collect", "schema_version": str(schema.SCHEMA_VERSION), "created_at": now_text()}
             connection.execute(sa.insert(schema.meta), [{"key": key, "value": value} for key, value in now.items()])
             write_settings(connection, settings)
-    except BaseException:
-        engine.dispose()
+    except StoreError:
+        engine.dispose()  # tables of another one are not ours to remove
         if path is not None:
             _remove(path)
         raise
     if path is not None:
         sync_folder(path.parent)
     return engine
+
+
+def discard_database(engine: Engine) -> None:
+    """Take back what ``create_database`` made."""
+    if engine.dialect.name == "sqlite":
+        engine.dispose()
+        _remove(Path(engine.url.database or ""))
+    else:
+        with writing(engine) as connection:
+            schema.metadata.drop_all(connection)
+        engine.dispose()
 
 
 def open_database(url_or_path: str | os.PathLike[str]) -> tuple[Engine, Settings]:
