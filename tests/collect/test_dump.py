@@ -103,7 +103,7 @@ def test_every_table_and_its_counts_are_in_the_dump(tmp_path):
         (lambda lines: [*lines[:3], lines[3].replace("prompt_id", "prompt_ix"), *lines[4:]], "row 4: expected the fields"),
         (lambda lines: [*lines[:3], lines[3], lines[3], *lines[4:]], "do not fit the table prompts"),
         (lambda lines: [*lines[:3], "{", *lines[4:]], "row 4: not JSON"),
-        (lambda lines: [line.replace('"position": 0, "answer_id": "a0.0"', '"position": 0, "answer_id": "zz"') for line in lines], "do not fit"),
+        (lambda lines: [line.replace('0, "answer_id": "a0.0"', '0, "answer_id": "zz"') for line in lines], "do not fit"),
     ],
 )
 def test_a_damaged_dump_is_refused_and_leaves_nothing(tmp_path, damage, message):

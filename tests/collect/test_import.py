@@ -130,7 +130,7 @@ ULTRA = {
     "completions": [
         {"model": "m1", "response": "Apple", "overall_score": 8.0},
         {"model": "m2", "response": "Stone", "overall_score": 2.0},
-        {"model": "m3", "response": "Pear", "annotations": {"honesty": {"Rating": "9"}, "help": {"Rating": "7"}, "truth": {"Rating": "N/A"}}},
+        {"model": "m3", "response": "Pear", "annotations": {"frank": {"Rating": "9"}, "help": {"Rating": "7"}, "true": {"Rating": "N/A"}}},
     ],
 }
 

@@ -224,8 +224,8 @@ def _choice(item: Item, tiers: Sequence[Sequence[str]]) -> Choice:
         return Choice.SKIP
     if len(item.answers) > 2:
         return Choice.RANKED
-    best = next(iter(tiers))
-    if len(best) == 2:
+    best, *others = tiers
+    if not others:
         return Choice.TIE
     return Choice.FIRST if item.answers[0] in best else Choice.SECOND
 
