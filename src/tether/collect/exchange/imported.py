@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,14 @@ from tether.collect.exchange.tables import read_table
 from tether.collect.judgement import Choice, Item, Judgement, Strength
 from tether.collect.store import Store
 from tether.errors import DataError
-from tether.records import refuse_bad_rows
+from tether.records import read_prompts, refuse_bad_rows
 from tether.records.fields import as_mapping
 from tether.types import Prompt
 
-__all__ = ["GivenAnswer", "ImportReport", "Imported", "Parser", "Word", "import_file", "import_rows", "item_of", "prompt_id_of", "simplest"]
+__all__ = [
+    "GivenAnswer", "ImportReport", "Imported", "Parser", "Word", "import_file", "import_prompts", "import_rows", "item_of", "prompt_id_of",
+    "simplest",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,16 @@ def simplest(text: Text) -> Text:
 def import_file(store: Store, path: str | Path, parse: Parser, *, judged: bool = True) -> ImportReport:
     """Import every row of a .jsonl, .json, .parquet or .csv file. See ``import_rows``."""
     return import_rows(store, read_table(path), parse, str(path), judged=judged)
+
+
+def import_prompts(store: Store, path: str | Path) -> Added:
+    """Prompts alone, to draw answers to. A row without a `prompt_id` gets a hash of its text. Raises one DataError with all bad rows."""
+    rows = read_table(path)
+    prompts = read_prompts(rows, str(path))
+    named = [isinstance(row, Mapping) and row.get("prompt_id") is not None for row in rows]
+    return store.add_prompts(
+        one if own else replace(one, prompt_id=prompt_id_of(one.text)) for one, own in zip(prompts, named, strict=True)
+    )
 
 
 def import_rows(
@@ -227,7 +240,7 @@ def _choice(item: Item, tiers: Sequence[Sequence[str]]) -> Choice:
     best, *others = tiers
     if not others:
         return Choice.TIE
-    return Choice.FIRST if item.answers[0] in best else Choice.SECOND
+    return Choice.SECOND if item.answers.index(best[0]) else Choice.FIRST
 
 
 def _num_judgements(store: Store) -> int:
