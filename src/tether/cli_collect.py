@@ -160,6 +160,7 @@ def annotators(
 @collect_app.command
 def generate(
     database: _Database,
+    /,
     *models: Annotated[str, Parameter(name="MODEL", help="Model folder, hub id, smollm2, tiny, a run or a checkpoint of a run.")],
     temperature: Annotated[tuple[float, ...], Parameter(help="Temperature; several give answers at each.", negative=())] = (1.0,),
     samples: Annotated[int, Parameter(help="Answers per prompt, model and temperature.")] = 2,
@@ -181,6 +182,7 @@ def generate(
 @collect_app.command
 def score(
     database: _Database,
+    /,
     *reward_models: Annotated[str, Parameter(name="REWARD_MODEL", help="Folder of a reward model; several are an ensemble.")],
 ) -> None:
     """Score every answer with reward models, for the strategies uncertainty and disagreement."""
