@@ -14,6 +14,9 @@ from statistics import median
 from typing import Any
 
 from tether.collect.entries import Answer
+from tether.collect.exchange.dump import dump
+from tether.collect.exchange.export import export_file
+from tether.collect.exchange.rule import Rule
 from tether.collect.judgement import Choice, Item, Judgement
 from tether.collect.order import uniform
 from tether.collect.settings import Settings, Strategy
@@ -21,7 +24,7 @@ from tether.collect.store import Store
 from tether.types import Prompt
 
 NUM_ITEMS = 100_000
-NUM_JUDGED = 20_000  # so that cursors, counts and history have something to skip
+NUM_JUDGED = NUM_ITEMS  # by the first annotator: what overlaps is left for the second, and the first has all of it to skip
 NUM_CALLS = 200
 
 
@@ -69,6 +72,11 @@ def main(place: str) -> None:
         worst = timed(lambda: store.next_item("a1"))[0]
         print(f"next item of the one who judged {NUM_JUDGED:,}: {1000 * worst:.1f} ms, and again {1000 * timed(lambda: store.next_item('a1'))[0]:.1f} ms")
         print(f"read all judgements: {timed(lambda: sum(1 for _ in store.judgements()))[0]:.1f} s")
+        with tempfile.TemporaryDirectory() as folder:
+            for ending in (".jsonl", ".parquet", ".csv"):
+                seconds, report = timed(lambda: export_file(store, Path(folder) / f"out{ending}", Rule(split="all")))  # noqa: B023
+                print(f"export {ending} ({report.rows:,} rows): {seconds:.1f} s")
+            print(f"dump: {timed(lambda: dump(store, Path(folder) / 'all.jsonl'))[0]:.1f} s")
 
 
 if __name__ == "__main__":
