@@ -37,7 +37,8 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 def fill(store: Store) -> None:
     """One item per prompt with texts of a usual length; two annotators."""
     store.add_prompts(Prompt(f"p{i}", f"Question {i}: {'why is it so? ' * 8}") for i in range(NUM_ITEMS))
-    store.add_answers(Answer(f"a{i}.{k}", f"p{i}", f"Answer {k}: {'because of this and that. ' * 20}") for i in range(NUM_ITEMS) for k in (0, 1))
+    text = "because of this and that. " * 20
+    store.add_answers(Answer(f"a{i}.{k}", f"p{i}", f"Answer {k}: {text}") for i in range(NUM_ITEMS) for k in (0, 1))
     store.add_items(Item(f"i{i}", f"p{i}", (f"a{i}.0", f"a{i}.1")) for i in range(NUM_ITEMS))
     store.add_annotator("Ann")
     store.add_annotator("Bo")
@@ -45,7 +46,8 @@ def fill(store: Store) -> None:
 
 def judgement(number: int, item: str, shown: tuple[str, ...], annotator: str) -> Judgement:
     choice = (Choice.FIRST, Choice.SECOND, Choice.TIE, Choice.SKIP)[min(int(uniform(number) * 3.3), 3)]
-    return Judgement(f"j{annotator}.{number}", item, annotator, choice, shown, reason="unclear" if choice is Choice.SKIP else "", seconds=9.5)
+    reason = "unclear" if choice is Choice.SKIP else ""
+    return Judgement(f"j{annotator}.{number}", item, annotator, choice, shown, reason=reason, seconds=9.5)
 
 
 def measure(store: Store) -> dict[str, list[float]]:
@@ -70,7 +72,8 @@ def main(place: str) -> None:
         for name, seconds in measure(store).items():
             print(f"{name}: median {1000 * median(seconds):.1f} ms, largest {1000 * max(seconds):.1f} ms")
         worst = timed(lambda: store.next_item("a1"))[0]
-        print(f"next item of the one who judged {NUM_JUDGED:,}: {1000 * worst:.1f} ms, and again {1000 * timed(lambda: store.next_item('a1'))[0]:.1f} ms")
+        again = timed(lambda: store.next_item("a1"))[0]
+        print(f"next item of the one who judged {NUM_JUDGED:,}: {1000 * worst:.1f} ms, and again {1000 * again:.1f} ms")
         print(f"read all judgements: {timed(lambda: sum(1 for _ in store.judgements()))[0]:.1f} s")
         with tempfile.TemporaryDirectory() as folder:
             for ending in (".jsonl", ".parquet", ".csv"):
