@@ -1,0 +1,195 @@
+"""Judgements as columns of numbers: what every statistic here is computed from. Read once, in one pass over the records.
+
+A *unit* is a pair of answers to one prompt, whatever item showed it, with its two answers in the order of their ids. A two-answer item is
+one unit; a ranking of k answers is taken apart into its k (k - 1) / 2 pairs. ``outcome`` is +1 where the unit's first answer was preferred,
+-1 the second, 0 for a tie and for "both bad".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from math import log, nan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tether.collect.judgement import Choice, Item, Judgement, Strength
+from tether.errors import DataError
+
+__all__ = ["Votes", "read_votes"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_GOLD_KINDS = {Choice.FIRST, Choice.SECOND, Choice.TIE, Choice.BOTH_BAD}
+_CHOICES = tuple(Choice)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Votes:
+    """Two tables. Judgements (one row each, withdrawn ones left out): ``choice`` (index in Choice), ``by``, ``seconds`` (NaN: not measured),
+    ``gold_hit`` (1 right, 0 wrong, NaN no gold or skipped), ``ids``. Votes on units (one row per pair of a judgement that is no skip):
+
+    ``unit``, ``prompt``, ``annotator``  integers from 0
+    ``outcome``       +1, 0, -1 (above); ``both_bad`` True where the 0 is "both bad"
+    ``side``          +1 where the unit's first answer stood further left (or up), else -1
+    ``length_ratio``  log of the length of the first over the second answer; NaN where a length is missing or 0
+    ``strength``      1 much, 0 slight, -1 not asked
+    ``ranked``        from a ranking: its pairs are not independent of each other
+    ``gold``          of a test question: left out of all statistics but gold accuracy and speed
+    ``occasion``      0 for the annotator's first judgement of the unit, 1, 2, ... for repeats
+    ``judgement``     row in the table of judgements
+    """
+
+    annotators: tuple[str, ...]
+    prompts: tuple[str, ...]
+    ids: tuple[str, ...]
+    skip_reasons: Mapping[str, int]
+    num_withdrawn: int
+    choice: Ints
+    by: Ints
+    on_gold: NDArray[np.bool_]
+    seconds: Floats
+    gold_hit: Floats
+    unit: Ints
+    prompt: Ints
+    annotator: Ints
+    outcome: Ints
+    both_bad: NDArray[np.bool_]
+    side: Ints
+    length_ratio: Floats
+    strength: Ints
+    ranked: NDArray[np.bool_]
+    gold: NDArray[np.bool_]
+    occasion: Ints
+    judgement: Ints
+    unit_answers: tuple[tuple[str, str], ...]
+    unit_prompt: Ints
+
+    @property
+    def num_units(self) -> int:
+        """Pairs of answers that were judged at least once."""
+        return len(self.unit_answers)
+
+    def first_votes(self) -> NDArray[np.bool_]:
+        """Rows that agreement is computed from: the annotator's first judgement of the unit, not of a test question."""
+        return (self.occasion == 0) & ~self.gold
+
+
+def read_votes(judgements: Iterable[Judgement], items: Iterable[Item], answers: Mapping[str, str | int]) -> Votes:
+    """``answers``: the text of each answer, or its length in characters. Answers without an entry have no length.
+
+    Repeats are counted in the order of ``made_at``, then of the sequence. Raises DataError for a judgement that does not fit its item, whose
+    item is unknown, or whose id occurs twice.
+    """
+    reader = _Reader(items, answers)
+    kept = [judgement for judgement in judgements if reader.counts(judgement)]
+    for judgement in sorted(kept, key=lambda j: j.made_at):
+        reader.add(judgement)
+    return reader.votes()
+
+
+class _Reader:
+    """Collects rows. State: codes of names, and the rows so far."""
+
+    def __init__(self, items: Iterable[Item], answers: Mapping[str, str | int]) -> None:
+        self._items = {item.item_id: item for item in items}
+        self._answers = answers
+        self._annotators: dict[str, int] = {}
+        self._prompts: dict[str, int] = {}
+        self._units: dict[tuple[int, str, str], int] = {}
+        self._unit_prompt: list[int] = []
+        self._ratios: list[float] = []
+        self._pairs: dict[str, list[tuple[int, str, str]]] = {}  # of an item: its units
+        self._occasions: dict[tuple[int, int], int] = {}
+        self._seen: set[str] = set()
+        self._skips: dict[str, int] = {}
+        self._withdrawn = 0
+        self._ids: list[str] = []
+        self._judged: list[tuple[int, int, bool, float, float]] = []
+        self._rows: list[tuple[int, int, int, int, bool, int, int, bool, bool, int, int]] = []
+
+    def counts(self, judgement: Judgement) -> bool:
+        """False for a withdrawn judgement; checks the others."""
+        if judgement.judgement_id in self._seen:
+            raise DataError(f"judgement {judgement.judgement_id!r} occurs twice: each id is one judgement; remove the copy")
+        self._seen.add(judgement.judgement_id)
+        item = self._items.get(judgement.item_id)
+        if item is None:
+            raise DataError(f"judgement {judgement.judgement_id!r} is of item {judgement.item_id!r}, which is not among the items given")
+        judgement.check(item)
+        self._withdrawn += judgement.withdrawn_at is not None
+        return judgement.withdrawn_at is None
+
+    def add(self, judgement: Judgement) -> None:
+        """One judgement: its own row, and a row for each of its pairs."""
+        item = self._items[judgement.item_id]
+        who = self._annotators.setdefault(judgement.annotator, len(self._annotators))
+        choice, gold = judgement.choice, item.gold is not None
+        index = len(self._judged)
+        hit = float(choice is item.gold) if item.gold in _GOLD_KINDS and choice is not Choice.SKIP else nan
+        self._ids.append(judgement.judgement_id)
+        seconds = nan if judgement.seconds is None else judgement.seconds
+        self._judged.append((_CHOICES.index(choice), who, gold, seconds, hit))
+        if choice is Choice.SKIP:
+            reason = judgement.reason.strip()
+            self._skips[reason] = self._skips.get(reason, 0) + 1
+            return
+        strength = -1 if judgement.strength is None else int(judgement.strength is Strength.MUCH)
+        place = _places(judgement, item)
+        for unit, first, second in self._pairs.get(item.item_id) or self._new_pairs(item):
+            outcome = (place[first] < place[second]) - (place[first] > place[second])
+            side = 1 if judgement.shown.index(first) < judgement.shown.index(second) else -1
+            occasion = self._occasions.get((who, unit), 0)
+            self._occasions[who, unit] = occasion + 1
+            both_bad, ranked = choice is Choice.BOTH_BAD, choice is Choice.RANKED
+            self._rows.append((unit, self._unit_prompt[unit], who, outcome, both_bad, side, strength, ranked, gold, occasion, index))
+
+    def _new_pairs(self, item: Item) -> list[tuple[int, str, str]]:
+        prompt = self._prompts.setdefault(item.prompt_id, len(self._prompts))
+        pairs = []
+        for first, second in combinations(sorted(item.answers), 2):
+            key = (prompt, first, second)
+            if key not in self._units:
+                self._units[key] = len(self._units)
+                self._unit_prompt.append(prompt)
+                self._ratios.append(self._log_ratio(first, second))
+            pairs.append((self._units[key], first, second))
+        self._pairs[item.item_id] = pairs
+        return pairs
+
+    def _log_ratio(self, first: str, second: str) -> float:
+        lengths = []
+        for answer in (first, second):
+            value = self._answers.get(answer, 0)
+            lengths.append(len(value) if isinstance(value, str) else value)
+        return log(lengths[0] / lengths[1]) if min(lengths) > 0 else nan
+
+    def votes(self) -> Votes:
+        """The columns."""
+        choice, by, on_gold, seconds, hit = _columns(self._judged, 5)
+        unit, prompt, annotator, outcome, bad, side, strength, ranked, gold, occasion, judgement = _columns(self._rows, 11)
+        ints, flags = np.int64, np.bool_
+        unit = unit.astype(ints)
+        return Votes(
+            tuple(self._annotators), tuple(self._prompts), tuple(self._ids), self._skips, self._withdrawn,
+            choice.astype(ints), by.astype(ints), on_gold.astype(flags), seconds, hit,
+            unit, prompt.astype(ints), annotator.astype(ints), outcome.astype(ints), bad.astype(flags), side.astype(ints),
+            np.asarray(self._ratios, dtype=np.float64)[unit], strength.astype(ints), ranked.astype(flags), gold.astype(flags),
+            occasion.astype(ints), judgement.astype(ints),
+            tuple((first, second) for _, first, second in self._units), np.asarray(self._unit_prompt, dtype=ints),
+        )  # fmt: skip
+
+
+def _places(judgement: Judgement, item: Item) -> dict[str, int]:
+    """The tier of each answer, 0 the best."""
+    if judgement.choice is Choice.RANKED:
+        return {answer: tier for tier, answers in enumerate(judgement.ranking) for answer in answers}
+    first, second = item.answers
+    return {first: int(judgement.choice is Choice.SECOND), second: int(judgement.choice is Choice.FIRST)}
+
+
+def _columns(rows: list[tuple], num_columns: int) -> Floats:
+    return np.asarray(rows, dtype=np.float64).reshape(-1, num_columns).T.copy()
