@@ -29,6 +29,7 @@ __all__ = [
     "wilson_mean",
 ]
 
+_NORMAL_FROM = 10_000  # units from which sums of resamples are drawn from their normal limit
 _BLOCK = 4_000_000  # indices drawn at once: bounds the memory of a bootstrap
 
 
@@ -91,7 +92,8 @@ def bootstrap_sums(
     """Percentile bootstrap of statistics that depend on sums over independent units alone: ratios, kappa, alpha.
 
     ``units_CD``: one row per unit (cluster) with what it adds to each sum. ``statistic`` maps sums of shape (R, D) to values of shape (R, S),
-    row by row; all S share the same resamples. Not defined (NaN) for all units together: (nan, -inf, inf); one unit, or NaN in more than
+    row by row; all S share the same resamples. From 10,000 units on, sums are drawn from the normal limit of the bootstrap (mean and covariance
+    of resampled sums, none below 0 where no unit is), which costs one pass over the units. Not defined (NaN) for all units together: (nan, -inf, inf); one unit, or NaN in more than
     a tenth of the resamples: (-inf, inf).
 
     Example, a ratio: ``bootstrap_sums(np.stack([hits, trials], 1), lambda s: s[:, :1] / s[:, 1:], seed=0)``.
@@ -101,16 +103,26 @@ def bootstrap_sums(
         raise ValueError(f"expected one row per unit, at least one, got shape {units.shape}")
     _finite(units.ravel())
     _check_confidence(confidence)
-    rng, n = np.random.default_rng(seed), len(units)
-    block = max(1, _BLOCK // n)
-    parts = [units.sum(axis=0, keepdims=True)]
-    for start in range(0, num_resamples if n > 1 else 0, block):
+    n, total = len(units), units.sum(axis=0, keepdims=True)
+    resampled = _resampled_sums(units, num_resamples if n > 1 else 0, np.random.default_rng(seed))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = statistic(np.concatenate([total, resampled]))
+    return tuple(_percentiles(column, confidence, n) for column in values.T)
+
+
+def _resampled_sums(units: NDArray[np.float64], num_resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    n = len(units)
+    if n >= _NORMAL_FROM:
+        centred = units - units.mean(axis=0)
+        values, vectors = np.linalg.eigh(centred.T @ centred)
+        noise = rng.standard_normal((num_resamples, len(values))) * np.sqrt(np.maximum(values, 0)) @ vectors.T
+        return np.where(units.min(axis=0) >= 0, np.maximum(units.sum(axis=0) + noise, 0), units.sum(axis=0) + noise)
+    block, parts = max(1, _BLOCK // n), [np.empty((0, units.shape[1]))]
+    for start in range(0, num_resamples, block):
         count = min(block, num_resamples - start)
         drawn = rng.integers(0, n, size=(count, n)) + n * np.arange(count)[:, None]
         parts.append(np.bincount(drawn.ravel(), minlength=count * n).reshape(count, n) @ units)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        values = statistic(np.concatenate(parts))
-    return tuple(_percentiles(column, confidence, n) for column in values.T)
+    return np.concatenate(parts)
 
 
 def _percentiles(values: NDArray[np.float64], confidence: float, num_units: int) -> Interval:

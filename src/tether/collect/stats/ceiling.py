@@ -31,13 +31,13 @@ from tether.collect.stats.votes import Votes
 from tether.errors import DataError
 from tether.stats import Interval, bootstrap_sums, wilson
 
-__all__ = ["MIN_PROMPTS", "MIN_UNITS", "Ceiling", "ceiling", "ceiling_bounds", "expected_ceiling", "overlap_sums"]
+__all__ = ["MIN_PROMPTS", "MIN_UNITS", "Ceiling", "ceiling", "ceiling_bounds", "expected_ceiling", "overlap_sums", "product_variance"]
 
 Floats = NDArray[np.float64]
 
 MIN_UNITS, MIN_PROMPTS = 30, 20  # judged by two people; below, a bootstrap over prompts says too little
 
-_Z = np.linspace(0, 6, 241)
+_Z = np.linspace(0, 6, 161)
 _HALF_NORMAL = np.exp(-(_Z**2) / 2) * np.where((_Z == 0) | (_Z == 6), 0.5, 1.0)
 _HALF_NORMAL /= _HALF_NORMAL.sum()
 _TAUS = np.geomspace(0.02, 40, 80)
@@ -132,6 +132,19 @@ def expected_ceiling(squared_margin: float, decided_share: float = 1.0) -> float
     return 0.5 + float(_mean_margin(np.array([squared_margin]), np.array([decided_share]))[0]) / (2 * decided_share)
 
 
+def product_variance(squared_margin: float, decided_share: float, num_judgements: int) -> float:
+    """Variance over units of the mean product y_i y_j over pairs i < j of ``num_judgements`` people, under normal quality gaps.
+
+    With P pairs: (E d^2 + 2 (m - 2) E d e^2 + (m - 2)(m - 3) / 2 E e^4) / P - (E e^2)^2, from pairs of pairs that share two, one, no person.
+    """
+    tau, threshold = _fit(squared_margin, decided_share)
+    gap = tau * _Z
+    first, second = _sigmoid(gap - threshold), _sigmoid(-gap - threshold)
+    decided, squared, m = first + second, (first - second) ** 2, num_judgements
+    two, one, none = (float(values @ _HALF_NORMAL) for values in (decided**2, decided * squared, squared**2))
+    return (two + 2 * (m - 2) * one + (m - 2) * (m - 3) / 2 * none) / (m * (m - 1) / 2) - squared_margin**2
+
+
 # -- normal gaps ---------------------------------------------------------------------------------------------------------------
 
 
@@ -153,7 +166,7 @@ def _mean_margin(moment_R: Floats, decided_R: Floats) -> Floats:
 def _curve(decided: float) -> tuple[Floats, Floats, Floats]:
     """(sqrt E e^2, E|e|, t) along tau = 0, _TAUS, infinity, with t such that E d is ``decided``."""
     low, high = np.zeros(len(_TAUS)), 6 * _TAUS + 12
-    for _ in range(40 if decided < 1 else 0):
+    for _ in range(30 if decided < 1 else 0):
         middle = (low + high) / 2
         above = _moments(_TAUS, middle)[2] > decided
         low, high = np.where(above, middle, low), np.where(above, high, middle)

@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _GOLD_KINDS = {Choice.FIRST, Choice.SECOND, Choice.TIE, Choice.BOTH_BAD}
-_CHOICES = tuple(Choice)
+_CHOICES = {choice: index for index, choice in enumerate(Choice)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,13 +103,12 @@ class _Reader:
         self._unit_prompt: list[int] = []
         self._ratios: list[float] = []
         self._pairs: dict[str, list[tuple[int, str, str]]] = {}  # of an item: its units
-        self._occasions: dict[tuple[int, int], int] = {}
         self._seen: set[str] = set()
         self._skips: dict[str, int] = {}
         self._withdrawn = 0
         self._ids: list[str] = []
-        self._judged: list[tuple[int, int, bool, float, float]] = []
-        self._rows: list[tuple[int, int, int, int, bool, int, int, bool, bool, int, int]] = []
+        self._judged: list[tuple[int, int, bool, float, float, int]] = []
+        self._rows: list[tuple[int, int, int, int]] = []
 
     def counts(self, judgement: Judgement) -> bool:
         """False for a withdrawn judgement; checks the others."""
@@ -127,25 +126,20 @@ class _Reader:
         """One judgement: its own row, and a row for each of its pairs."""
         item = self._items[judgement.item_id]
         who = self._annotators.setdefault(judgement.annotator, len(self._annotators))
-        choice, gold = judgement.choice, item.gold is not None
-        index = len(self._judged)
+        choice, index = judgement.choice, len(self._judged)
         hit = float(choice is item.gold) if item.gold in _GOLD_KINDS and choice is not Choice.SKIP else nan
-        self._ids.append(judgement.judgement_id)
         seconds = nan if judgement.seconds is None else judgement.seconds
-        self._judged.append((_CHOICES.index(choice), who, gold, seconds, hit))
+        strength = -1 if judgement.strength is None else int(judgement.strength is Strength.MUCH)
+        self._ids.append(judgement.judgement_id)
+        self._judged.append((_CHOICES[choice], who, item.gold is not None, seconds, hit, strength))
         if choice is Choice.SKIP:
             reason = judgement.reason.strip()
             self._skips[reason] = self._skips.get(reason, 0) + 1
             return
-        strength = -1 if judgement.strength is None else int(judgement.strength is Strength.MUCH)
-        place = _places(judgement, item)
+        place, shown = _places(judgement, item), judgement.shown
         for unit, first, second in self._pairs.get(item.item_id) or self._new_pairs(item):
             outcome = (place[first] < place[second]) - (place[first] > place[second])
-            side = 1 if judgement.shown.index(first) < judgement.shown.index(second) else -1
-            occasion = self._occasions.get((who, unit), 0)
-            self._occasions[who, unit] = occasion + 1
-            both_bad, ranked = choice is Choice.BOTH_BAD, choice is Choice.RANKED
-            self._rows.append((unit, self._unit_prompt[unit], who, outcome, both_bad, side, strength, ranked, gold, occasion, index))
+            self._rows.append((unit, outcome, 1 if shown.index(first) < shown.index(second) else -1, index))
 
     def _new_pairs(self, item: Item) -> list[tuple[int, str, str]]:
         prompt = self._prompts.setdefault(item.prompt_id, len(self._prompts))
@@ -169,18 +163,31 @@ class _Reader:
 
     def votes(self) -> Votes:
         """The columns."""
-        choice, by, on_gold, seconds, hit = _columns(self._judged, 5)
-        unit, prompt, annotator, outcome, bad, side, strength, ranked, gold, occasion, judgement = _columns(self._rows, 11)
         ints, flags = np.int64, np.bool_
-        unit = unit.astype(ints)
+        choice, by, on_gold, seconds, hit, strength = _columns(self._judged, 6)
+        unit, outcome, side, row = _columns(self._rows, 4).astype(ints)
+        choice, by, on_gold, strength = choice.astype(ints), by.astype(ints), on_gold.astype(flags), strength.astype(ints)
+        unit_prompt = np.asarray(self._unit_prompt, dtype=ints)
+        ratio = np.asarray(self._ratios, dtype=np.float64)
         return Votes(
-            tuple(self._annotators), tuple(self._prompts), tuple(self._ids), self._skips, self._withdrawn,
-            choice.astype(ints), by.astype(ints), on_gold.astype(flags), seconds, hit,
-            unit, prompt.astype(ints), annotator.astype(ints), outcome.astype(ints), bad.astype(flags), side.astype(ints),
-            np.asarray(self._ratios, dtype=np.float64)[unit], strength.astype(ints), ranked.astype(flags), gold.astype(flags),
-            occasion.astype(ints), judgement.astype(ints),
-            tuple((first, second) for _, first, second in self._units), np.asarray(self._unit_prompt, dtype=ints),
+            tuple(self._annotators), tuple(self._prompts), tuple(self._ids), self._skips, self._withdrawn, choice, by, on_gold, seconds, hit,
+            unit, unit_prompt[unit], by[row], outcome, choice[row] == _CHOICES[Choice.BOTH_BAD], side, ratio[unit], strength[row],
+            choice[row] == _CHOICES[Choice.RANKED], on_gold[row], _occasions(by[row], unit), row,
+            tuple((first, second) for _, first, second in self._units), unit_prompt,
         )  # fmt: skip
+
+
+def _occasions(who: Ints, unit: Ints) -> Ints:
+    """How many earlier rows have the same annotator and unit."""
+    if len(unit) == 0:
+        return np.zeros(0, dtype=np.int64)
+    key = who * (int(unit.max()) + 1) + unit
+    order = np.argsort(key, kind="stable")
+    first = np.r_[True, np.diff(key[order]) != 0]
+    rank = np.arange(len(key)) - np.maximum.accumulate(np.where(first, np.arange(len(key)), 0))
+    occasion = np.empty_like(rank)
+    occasion[order] = rank
+    return occasion
 
 
 def _places(judgement: Judgement, item: Item) -> dict[str, int]:
