@@ -68,7 +68,8 @@ class Ceiling:
 
 
 def ceiling(votes: Votes, *, attention: float = 1.0, seed: int, confidence: float = 0.95, num_resamples: int = 1000) -> Ceiling:
-    """The ceiling of ``votes``, with bootstrap intervals over prompts. Test questions and repeats of one person are left out.
+    """The ceiling of ``votes``, with bootstrap intervals over prompts. Test questions, repeats of one person and items that
+    a strategy chose (they are harder than most) are left out.
 
     ``attention``: as estimated by :func:`tether.collect.stats.reliability.attention`; taken as known by the interval.
 
@@ -79,7 +80,7 @@ def ceiling(votes: Votes, *, attention: float = 1.0, seed: int, confidence: floa
     if num_units < MIN_UNITS or num_prompts < MIN_PROMPTS:
         raise DataError(
             f"the ceiling needs at least {MIN_UNITS} pairs of answers over {MIN_PROMPTS} prompts that two different people judged, and there are "
-            f"{num_units} over {num_prompts}: let a second person judge some of the items, chosen at random"
+            f"{num_units} over {num_prompts}: let a second person judge some of the items, drawn at random"
         )
     if not 0 < attention <= 1:
         raise ValueError(f"attention must be above 0 and at most 1, got {attention}")
@@ -106,7 +107,7 @@ def ceiling(votes: Votes, *, attention: float = 1.0, seed: int, confidence: floa
 
 def overlap_sums(votes: Votes) -> Floats:
     """Per prompt with a unit that two people judged: sums over such units of (mean product of two people's outcomes, 1, decided share)."""
-    keep = votes.first_votes()
+    keep = votes.first_votes() & votes.random
     unit, outcome = votes.unit[keep], votes.outcome[keep].astype(np.float64)
     n = np.bincount(unit, minlength=votes.num_units)
     total = np.bincount(unit, weights=outcome, minlength=votes.num_units)

@@ -22,7 +22,7 @@ from tether.collect.stats.votes import Votes
 from tether.stats import Interval, wilson, wilson_mean
 
 __all__ = [
-    "Competence", "PairAgreement", "agreement_with_rest", "attention", "categories", "competence", "gold_accuracy", "pair_agreements",
+    "Competence", "PairAgreement", "agreement_with_rest", "attention", "categories", "competence", "gold_accuracy", "pair_agreements", "pairs_within",
     "self_consistency",
 ]  # fmt: skip
 
@@ -62,7 +62,7 @@ def competence(votes: Votes, *, confidence: float = 0.95) -> tuple[Competence, .
     """One entry per annotator who shares units with others; empty where fewer than three people share units, as v is not determined then."""
     unit, who, outcome = _shared(votes)
     num_people = len(votes.annotators)
-    left, right = _pairs(unit)
+    left, right = pairs_within(unit)
     if len(np.unique(who)) < 3 or len(left) == 0:
         return ()
     a, b, product = who[left], who[right], outcome[left] * outcome[right]
@@ -118,7 +118,7 @@ def _shared(votes: Votes) -> tuple[Ints, Ints, Floats]:
     return np.unique(unit[order], return_inverse=True)[1], who[order], outcome[order]
 
 
-def _pairs(sorted_units: Ints) -> tuple[Ints, Ints]:
+def pairs_within(sorted_units: Ints) -> tuple[Ints, Ints]:
     """Row numbers of all ordered pairs of rows of one unit."""
     n = np.bincount(sorted_units) if len(sorted_units) else np.zeros(0, dtype=np.int64)
     start = np.repeat(np.cumsum(n) - n, n)
@@ -187,7 +187,7 @@ def pair_agreements(votes: Votes, *, seed: int, least: int = 10, most: int = 30,
     keep = votes.first_votes()
     order = np.argsort(votes.unit[keep], kind="stable")
     unit, who, category = (column[keep][order] for column in (votes.unit, votes.annotator, categories(votes)))
-    left, right = _pairs(np.unique(unit, return_inverse=True)[1])
+    left, right = pairs_within(np.unique(unit, return_inverse=True)[1])
     ahead = who[left] < who[right]
     left, right = left[ahead], right[ahead]
     pair = who[left] * len(votes.annotators) + who[right]

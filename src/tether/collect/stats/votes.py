@@ -7,7 +7,7 @@ one unit; a ranking of k answers is taken apart into its k (k - 1) / 2 pairs. ``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from math import log, nan
@@ -38,6 +38,7 @@ class Votes:
     ``length_ratio``  log of the length of the first over the second answer; NaN where a length is missing or 0
     ``strength``      1 much, 0 slight, -1 not asked
     ``ranked``        from a ranking: its pairs are not independent of each other
+    ``random``        of an item that was drawn at random, so that it stands for all items (False: chosen by a strategy)
     ``gold``          of a test question: left out of all statistics but gold accuracy and speed
     ``occasion``      0 for the annotator's first judgement of the unit, 1, 2, ... for repeats
     ``judgement``     row in the table of judgements
@@ -63,6 +64,7 @@ class Votes:
     strength: Ints
     ranked: NDArray[np.bool_]
     gold: NDArray[np.bool_]
+    random: NDArray[np.bool_]
     occasion: Ints
     judgement: Ints
     unit_answers: tuple[tuple[str, str], ...]
@@ -78,13 +80,16 @@ class Votes:
         return (self.occasion == 0) & ~self.gold
 
 
-def read_votes(judgements: Iterable[Judgement], items: Iterable[Item], answers: Mapping[str, str | int]) -> Votes:
-    """``answers``: the text of each answer, or its length in characters. Answers without an entry have no length.
+def read_votes(
+    judgements: Iterable[Judgement], items: Iterable[Item], answers: Mapping[str, str | int], *, random_items: Collection[str] | None = None
+) -> Votes:
+    """``answers``: the text of each answer, or its length in characters. Answers without an entry have no length. ``random_items``: ids of the
+    items that were drawn at random; None: all were.
 
     Repeats are counted in the order of ``made_at``, then of the sequence. Raises DataError for a judgement that does not fit its item, whose
     item is unknown, or whose id occurs twice.
     """
-    reader = _Reader(items, answers)
+    reader = _Reader(items, answers, random_items)
     kept = [judgement for judgement in judgements if reader.counts(judgement)]
     for judgement in sorted(kept, key=lambda j: j.made_at):
         reader.add(judgement)
@@ -94,9 +99,10 @@ def read_votes(judgements: Iterable[Judgement], items: Iterable[Item], answers: 
 class _Reader:
     """Collects rows. State: codes of names, and the rows so far."""
 
-    def __init__(self, items: Iterable[Item], answers: Mapping[str, str | int]) -> None:
+    def __init__(self, items: Iterable[Item], answers: Mapping[str, str | int], random_items: Collection[str] | None) -> None:
         self._items = {item.item_id: item for item in items}
         self._answers = answers
+        self._random_items = None if random_items is None else frozenset(random_items)
         self._annotators: dict[str, int] = {}
         self._prompts: dict[str, int] = {}
         self._units: dict[tuple[int, str, str], int] = {}
@@ -107,7 +113,7 @@ class _Reader:
         self._skips: dict[str, int] = {}
         self._withdrawn = 0
         self._ids: list[str] = []
-        self._judged: list[tuple[int, int, bool, float, float, int]] = []
+        self._judged: list[tuple[int, int, bool, float, float, int, bool]] = []
         self._rows: list[tuple[int, int, int, int]] = []
 
     def counts(self, judgement: Judgement) -> bool:
@@ -130,8 +136,9 @@ class _Reader:
         hit = float(choice is item.gold) if item.gold in _GOLD_KINDS and choice is not Choice.SKIP else nan
         seconds = nan if judgement.seconds is None else judgement.seconds
         strength = -1 if judgement.strength is None else int(judgement.strength is Strength.MUCH)
+        drawn = self._random_items is None or item.item_id in self._random_items
         self._ids.append(judgement.judgement_id)
-        self._judged.append((_CHOICES[choice], who, item.gold is not None, seconds, hit, strength))
+        self._judged.append((_CHOICES[choice], who, item.gold is not None, seconds, hit, strength, drawn))
         if choice is Choice.SKIP:
             reason = judgement.reason.strip()
             self._skips[reason] = self._skips.get(reason, 0) + 1
@@ -164,7 +171,7 @@ class _Reader:
     def votes(self) -> Votes:
         """The columns."""
         ints, flags = np.int64, np.bool_
-        choice, by, on_gold, seconds, hit, strength = _columns(self._judged, 6)
+        choice, by, on_gold, seconds, hit, strength, drawn = _columns(self._judged, 7)
         unit, outcome, side, row = _columns(self._rows, 4).astype(ints)
         choice, by, on_gold, strength = choice.astype(ints), by.astype(ints), on_gold.astype(flags), strength.astype(ints)
         unit_prompt = np.asarray(self._unit_prompt, dtype=ints)
@@ -172,7 +179,7 @@ class _Reader:
         return Votes(
             tuple(self._annotators), tuple(self._prompts), tuple(self._ids), self._skips, self._withdrawn, choice, by, on_gold, seconds, hit,
             unit, unit_prompt[unit], by[row], outcome, choice[row] == _CHOICES[Choice.BOTH_BAD], side, ratio[unit], strength[row],
-            choice[row] == _CHOICES[Choice.RANKED], on_gold[row], _occasions(by[row], unit), row,
+            choice[row] == _CHOICES[Choice.RANKED], on_gold[row], drawn[row].astype(flags), _occasions(by[row], unit), row,
             tuple((first, second) for _, first, second in self._units), unit_prompt,
         )  # fmt: skip
 
