@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from tether.stats import Interval, bootstrap_sums
 
 __all__ = [
-    "Level", "Weights", "alpha_from_coincidences", "coincidences", "cohen_kappa", "cohen_kappa_of_table", "confusions", "fleiss_kappa",
+    "Level", "Weights", "alpha_from_coincidences", "cohen_kappa", "cohen_kappa_of_table", "coincidences", "confusions", "fleiss_kappa",
     "fleiss_kappa_from_sums", "krippendorff_alpha", "raw_agreement_from_coincidences",
 ]  # fmt: skip
 
@@ -54,10 +54,11 @@ def confusions(first: ArrayLike, second: ArrayLike, num_categories: int) -> Floa
 
 
 def cohen_kappa_of_table(table: ArrayLike, weights: Weights | ArrayLike = Weights.UNWEIGHTED) -> Floats:
-    """kappa = 1 - sum(w p) / sum(w e): observed over expected disagreement, e the product of the margins (Cohen 1960; weighted: 1968, eq. 8).
+    """kappa = 1 - sum(w p) / sum(w e): observed over expected disagreement, e the product of the margins (Cohen 1960; weighted: 1968, eq.
+    8).
 
-    ``table``: (..., K, K) counts or shares, rows one annotator, columns the other. ``weights``: of disagreement, or a K x K matrix of them with
-    a zero diagonal. NaN where chance alone would agree always (both used one category). Returns shape (...).
+    ``table``: (..., K, K) counts or shares, rows one annotator, columns the other. ``weights``: of disagreement, or a K x K matrix of
+    them with a zero diagonal. NaN where chance alone would agree always (both used one category). Returns shape (...).
 
     Example: [[88, 14, 18], [10, 40, 10], [2, 6, 12]] -> 0.492 (Cohen 1960).
     """
@@ -121,8 +122,8 @@ def fleiss_kappa(
     raters = counts.sum(axis=1)
     if (raters != raters[0]).any() or raters[0] < 2:
         raise ValueError(
-            f"Fleiss' kappa needs the same number of annotators for every unit, at least 2, got {int(raters.min())} to {int(raters.max())}; "
-            "krippendorff_alpha takes any numbers"
+            f"Fleiss' kappa needs the same number of annotators for every unit, at least 2, got {int(raters.min())} to "
+            f"{int(raters.max())}; krippendorff_alpha takes any numbers"
         )
     agreeing = (counts * (counts - 1)).sum(axis=1) / (raters * (raters - 1))
     sums = _by_cluster(np.column_stack([counts / raters[:, None], agreeing]), clusters)
@@ -144,12 +145,14 @@ def fleiss_kappa_from_sums(sums: Floats) -> Floats:
 def coincidences(units: ArrayLike, values: ArrayLike, num_categories: int) -> Floats:
     """What each unit adds to Krippendorff's coincidence matrix, shape (U, K, K).
 
-    One entry of ``units`` (integers from 0) and ``values`` (categories from 0) per rating, in any order; a missing rating is simply not there.
-    A unit with m ratings adds each ordered pair of them with weight 1 / (m - 1); a single rating pairs with nothing and adds nothing.
+    One entry of ``units`` (integers from 0) and ``values`` (categories from 0) per rating, in any order; a missing rating is simply not
+    there. A unit with m ratings adds each ordered pair of them with weight 1 / (m - 1); a single rating pairs with nothing and adds
+    nothing.
     """
     unit, value = np.asarray(units, dtype=np.int64), _categories(values, num_categories)
     num_units = int(unit.max()) + 1 if len(unit) else 0
-    n_UK = np.bincount(unit * num_categories + value, minlength=num_units * num_categories).reshape(num_units, num_categories).astype(np.float64)
+    cells = np.bincount(unit * num_categories + value, minlength=num_units * num_categories)
+    n_UK = cells.reshape(num_units, num_categories).astype(np.float64)
     pairs = n_UK[:, :, None] * n_UK[:, None, :]
     diagonal = np.arange(num_categories)
     pairs[:, diagonal, diagonal] -= n_UK
@@ -159,8 +162,8 @@ def coincidences(units: ArrayLike, values: ArrayLike, num_categories: int) -> Fl
 def alpha_from_coincidences(matrix: ArrayLike, level: Level, values: ArrayLike | None = None) -> Floats:
     """alpha = 1 - (n - 1) sum(o_ck d_ck) / sum(n_c n_k d_ck) over c, k (Krippendorff 2011, "Computing Krippendorff's alpha-reliability").
 
-    ``matrix``: (..., K, K) coincidences o; n_c are its margins, n their sum, d squared differences by ``level``. ``values``: the numbers that the
-    categories stand for, for Level.INTERVAL (else 0 to K - 1). NaN where all ratings are one category.
+    ``matrix``: (..., K, K) coincidences o; n_c are its margins, n their sum, d squared differences by ``level``. ``values``: the numbers
+    that the categories stand for, for Level.INTERVAL (else 0 to K - 1). NaN where all ratings are one category.
     """
     o = np.asarray(matrix, dtype=np.float64)
     n_K = o.sum(axis=-1)
@@ -193,7 +196,8 @@ def krippendorff_alpha(
     confidence: float = 0.95,
     num_resamples: int = 1000,
 ) -> Interval:
-    """Krippendorff's alpha of any number of annotators with missing ratings, and its bootstrap interval over units (or ``clusters`` of units).
+    """Krippendorff's alpha of any number of annotators with missing ratings, and its bootstrap interval over units (or ``clusters`` of
+    units).
 
     One entry of ``units`` (integers from 0) and ``values`` per rating: numbers, or for Level.NOMINAL and ORDINAL anything that sorts.
     ``clusters``: one integer per unit. Raises ValueError where no unit has two ratings.
@@ -215,7 +219,8 @@ def krippendorff_alpha(
 
 def _categories(values: ArrayLike, num_categories: int) -> NDArray[np.int64]:
     codes = np.asarray(values)
-    if codes.ndim != 1 or (len(codes) and not (np.issubdtype(codes.dtype, np.integer) and 0 <= codes.min() and codes.max() < num_categories)):
+    whole = np.issubdtype(codes.dtype, np.integer)
+    if codes.ndim != 1 or (len(codes) and not (whole and codes.min() >= 0 and codes.max() < num_categories)):
         raise ValueError(f"expected one row of whole numbers from 0 to {num_categories - 1}, got {codes!r:.120}")
     return codes.astype(np.int64)
 

@@ -91,10 +91,10 @@ def bootstrap_sums(
 ) -> tuple[Interval, ...]:
     """Percentile bootstrap of statistics that depend on sums over independent units alone: ratios, kappa, alpha.
 
-    ``units_CD``: one row per unit (cluster) with what it adds to each sum. ``statistic`` maps sums of shape (R, D) to values of shape (R, S),
-    row by row; all S share the same resamples. From 10,000 units on, sums are drawn from the normal limit of the bootstrap (mean and covariance
-    of resampled sums, none below 0 where no unit is), which costs one pass over the units. Not defined (NaN) for all units together: (nan, -inf, inf); one unit, or NaN in more than
-    a tenth of the resamples: (-inf, inf).
+    ``units_CD``: one row per unit (cluster) with what it adds to each sum. ``statistic`` maps sums of shape (R, D) to values of shape (R,
+    S), row by row; all S share the same resamples. From 10,000 units on, sums are drawn from the normal limit of the bootstrap (mean and
+    covariance of resampled sums, none below 0 where no unit is), which costs one pass over the units. Not defined (NaN) for all units
+    together: (nan, -inf, inf); one unit, or NaN in more than a tenth of the resamples: (-inf, inf).
 
     Example, a ratio: ``bootstrap_sums(np.stack([hits, trials], 1), lambda s: s[:, :1] / s[:, 1:], seed=0)``.
     """

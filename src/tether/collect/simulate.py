@@ -33,8 +33,8 @@ class SimulatedStudy:
     """What is simulated. Shares are between 0 and 1; biases are in log-odds; ``temperature`` is in units of quality.
 
     Every item is judged by one annotator, and ``overlap`` of the items by ``judgements_per_item`` different ones. ``repeat_share`` of the
-    judgements are asked once more of the same person with the sides swapped. ``gold_share`` of the items are test questions, whose answers lie
-    four temperatures apart at least.
+    judgements are asked once more of the same person with the sides swapped. ``gold_share`` of the items are test questions, whose
+    answers lie four temperatures apart at least.
     """
 
     num_prompts: int = 200
@@ -85,7 +85,7 @@ class SimulatedStudy:
         ]
         if self.judgements_per_item > self.num_annotators:
             problems.append(
-                f"judgements_per_item is {self.judgements_per_item}, but there are {self.num_annotators} annotators and each judges an item once"
+                f"judgements_per_item is {self.judgements_per_item}, but each of the {self.num_annotators} annotators judges an item once"
             )
         if problems:
             raise ConfigError(problems, "simulated study")
@@ -95,8 +95,8 @@ class SimulatedStudy:
 class Truth:
     """What a perfect statistic would say of these annotators. Items are the ordinary ones (no test questions), annotators are drawn alike.
 
-    ``ceiling``: accuracy on decided judgements of the model that knows who prefers what; ``ceiling_ties_half``: on all judgements, a tie earns
-    one half. ``left_share``: of decided judgements. ``length_slope``: the logistic coefficient over all qualities, nearer 0 than
+    ``ceiling``: accuracy on decided judgements of the model that knows who prefers what; ``ceiling_ties_half``: on all judgements, a tie
+    earns one half. ``left_share``: of decided judgements. ``length_slope``: the logistic coefficient over all qualities, nearer 0 than
     ``length_bias`` where quality varies. ``careless``: annotators that click by a coin.
     """
 
@@ -169,7 +169,8 @@ def _probabilities(study: SimulatedStudy, gap: Floats, log_ratio: Floats, side: 
 
 
 def _judgements(
-    study: SimulatedStudy, items: tuple[Item, ...], asked: NDArray, gap: Floats, log_ratio: Floats, careless: NDArray, rng: np.random.Generator
+    study: SimulatedStudy, items: tuple[Item, ...], asked: NDArray, gap: Floats, log_ratio: Floats, careless: NDArray,
+    rng: np.random.Generator,
 ) -> tuple[Judgement, ...]:
     item, who, side = asked.T
     x, p_first, p_second = _probabilities(study, gap[item], log_ratio[item], side)
@@ -186,7 +187,8 @@ def _judgements(
         shown = items[i].answers if s > 0 else items[i].answers[::-1]
         strength = (Strength.MUCH if abs(x[n]) > study.much_gap else Strength.SLIGHT) if o < 2 else None
         reason = "cannot tell" if o == 4 else ""
-        found.append(Judgement(f"j{n}", f"i{i}", f"annotator-{a}", choices[o], shown, strength, (), reason, "", round(float(seconds[n]), 2)))
+        time = round(float(seconds[n]), 2)
+        found.append(Judgement(f"j{n}", f"i{i}", f"annotator-{a}", choices[o], shown, strength, (), reason, "", time))
     return tuple(found)
 
 

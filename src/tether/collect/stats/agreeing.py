@@ -20,10 +20,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Pairs of judgements of one unit by two people. ``raw``, ``alpha_nominal``: over first, tie, second, both bad. ``alpha_ordinal``: over
-    first < tie < second, both bad as a tie. ``fleiss``: of the units with ``fleiss_annotators`` people, the most common number. ``decided``:
-    same preference, of pairs that both decided; ``decided_much``, ``decided_slight``: of those whose first one said so. Rates are of judgements
-    of two answers. None where nothing can be said.
+    """Pairs of judgements of one unit by two people. ``raw``, ``alpha_nominal``: over first, tie, second, both bad. ``alpha_ordinal``:
+    over first < tie < second, both bad as a tie. ``fleiss``: of the units with ``fleiss_annotators`` people, the most common number.
+    ``decided``: same preference, of pairs that both decided; ``decided_much``, ``decided_slight``: of those whose first one said so.
+    Rates are of judgements of two answers. None where nothing can be said.
     """
 
     raw: Interval | None
@@ -42,8 +42,8 @@ class Agreement:
 
 
 def agreement(votes: Votes, *, seed: int, confidence: float = 0.95, num_resamples: int = 1000) -> Agreement:
-    """Test questions and items that a strategy chose are left out; of an annotator's repeats only the first judgement counts. Rates are over
-    all ordinary items.
+    """Test questions and items that a strategy chose are left out; of an annotator's repeats only the first judgement counts. Rates are
+    over all ordinary items.
     """
     keep = votes.first_votes() & votes.random
     order = np.flatnonzero(keep)[np.argsort(votes.unit[keep], kind="stable")]
@@ -53,7 +53,7 @@ def agreement(votes: Votes, *, seed: int, confidence: float = 0.95, num_resample
     sums = np.column_stack([per_prompt, _pair_columns(votes, order), _rate_columns(votes)])
     sums = sums[sums.any(axis=1)]
     if len(sums) == 0:
-        return Agreement(*(None,) * 7, 0, 0, 0, None, None, None)
+        return Agreement(None, None, None, None, None, None, None, 0, 0, 0, None, None, None)
     found = bootstrap_sums(sums, _statistics, seed=seed, confidence=confidence, num_resamples=num_resamples)
     kept = [None if np.isnan(one.estimate) else one for one in found]
     totals = sums.sum(axis=0)
@@ -61,8 +61,9 @@ def agreement(votes: Votes, *, seed: int, confidence: float = 0.95, num_resample
         if totals[hits] in {0, totals[trials]} and totals[trials] > 0:  # resamples show no spread
             kept[place] = wilson(round(totals[hits]), round(totals[trials]), confidence=confidence)
     raw, nominal, ordinal, fleiss, decided, much, slight, tie, bad, much_share = kept
-    fleiss_units = int(round(float(totals[_FLEISS][:-1].sum())))
-    return Agreement(raw, decided, much, slight, nominal, ordinal, fleiss, fleiss_annotators, fleiss_units, num_shared, tie, bad, much_share)
+    fleiss_units = round(float(totals[_FLEISS][:-1].sum()))
+    by_fleiss = (fleiss, fleiss_annotators, fleiss_units)
+    return Agreement(raw, decided, much, slight, nominal, ordinal, *by_fleiss, num_shared, tie, bad, much_share)
 
 
 # Columns of the sums: nominal coincidences, ordinal coincidences, Fleiss, then (hits, trials) of shares.
@@ -71,7 +72,8 @@ _ORDINAL = slice(_NOMINAL.stop, _NOMINAL.stop + 9)
 _FLEISS = slice(_ORDINAL.stop, _ORDINAL.stop + NUM_CATEGORIES + 1)
 _AT = _FLEISS.stop
 # Place of the statistic -> columns of its hits and trials.
-_SHARES = {4: (_AT, _AT + 1), 5: (_AT + 2, _AT + 3), 6: (_AT + 4, _AT + 5), 7: (_AT + 6, _AT + 8), 8: (_AT + 7, _AT + 8), 9: (_AT + 9, _AT + 10)}
+_COLUMNS = {4: (0, 1), 5: (2, 3), 6: (4, 5), 7: (6, 8), 8: (7, 8), 9: (9, 10)}
+_SHARES = {place: (_AT + hits, _AT + trials) for place, (hits, trials) in _COLUMNS.items()}
 
 
 def _statistics(sums: Floats) -> Floats:
@@ -124,4 +126,4 @@ def _rate_columns(votes: Votes) -> Floats:
 
 
 def _add(groups: Ints, rows: Floats, num_groups: int) -> Floats:
-    return np.stack([np.bincount(groups, weights=column, minlength=num_groups) for column in rows.T], axis=1)
+    return np.stack([np.bincount(groups, weights=column, minlength=num_groups) for column in rows.T], axis=1).astype(np.float64)

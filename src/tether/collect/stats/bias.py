@@ -19,8 +19,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PositionBias:
-    """``left_share``: of decided judgements of two answers, the share whose left (or upper) answer won, with the exact interval; ``p_value``
-    of the exact binomial test against one half. ``by_annotator``: (name, share with Wilson's interval, p adjusted by Holm over annotators).
+    """``left_share``: of decided judgements of two answers, the share whose left (or upper) answer won, with the exact interval;
+    ``p_value`` of the exact binomial test against one half. ``by_annotator``: (name, share with Wilson's interval, p adjusted by Holm
+    over annotators).
     """
 
     left_share: Interval
@@ -31,7 +32,8 @@ class PositionBias:
 def position_bias(votes: Votes, *, confidence: float = 0.95) -> PositionBias | None:
     """None where nothing was decided. Rankings are left out: their pairs are not independent tosses.
 
-    The test is exact because sides are drawn anew for each judgement: without a bias, "left won" is a fair coin however good the answers are.
+    The test is exact because sides are drawn anew for each judgement: without a bias, "left won" is a fair coin however good the answers
+    are.
     """
     keep = (votes.outcome != 0) & ~votes.ranked & ~votes.gold
     if not keep.any():
@@ -51,7 +53,8 @@ def position_bias(votes: Votes, *, confidence: float = 0.95) -> PositionBias | N
 
 @dataclass(frozen=True, slots=True)
 class ChoiceModel:
-    """Logistic regression of decided judgements, without an intercept: log-odds of the first answer = length * log(length ratio) + left * side.
+    """Logistic regression of decided judgements, without an intercept: log-odds of the first answer = length * log(length ratio) + left *
+    side.
 
     ``length``: per unit of log length ratio; ``left``: what standing on the left adds. Intervals are cluster-robust over prompts.
     """
@@ -69,8 +72,8 @@ class ChoiceModel:
 
 
 def choice_model(votes: Votes, *, confidence: float = 0.95) -> ChoiceModel | None:
-    """None where the fit does not exist: fewer than 10 prompts with decided judgements of answers of known and different lengths, or choices
-    that length (or side) explains without an exception.
+    """None where the fit does not exist: fewer than 10 prompts with decided judgements of answers of known and different lengths, or
+    choices that length (or side) explains without an exception.
 
     Length and quality go together in most data: a positive ``length`` says that longer answers win, not that they win for being longer.
     """
@@ -111,7 +114,9 @@ def logistic(rows: Floats, share: Floats, weight: Floats) -> Floats:
 
 
 def length_curve(votes: Votes, *, num_bins: int = 12) -> tuple[tuple[float, float, int], ...]:
-    """(length of the longer over the shorter answer, share of decided judgements that chose the longer, judgements) in bins of equal count."""
+    """(length of the longer over the shorter answer, share of decided judgements that chose the longer, judgements) in bins of equal
+    count.
+    """
     keep = (votes.outcome != 0) & ~votes.gold & np.isfinite(votes.length_ratio) & (votes.length_ratio != 0)
     ratio, longer = np.abs(votes.length_ratio[keep]), (np.sign(votes.length_ratio) == votes.outcome)[keep]
     order = np.argsort(ratio, kind="stable")

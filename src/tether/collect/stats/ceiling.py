@@ -1,7 +1,7 @@
 """The ceiling: how often the best possible reward model can agree with a single judgement, measured from how often people disagree.
 
-Let d_u be the chance that a judgement of unit u is decided (no tie) and e_u = P(first) - P(second), over annotators and sides. The model that
-knows who is preferred by most is right on a decided judgement with probability
+Let d_u be the chance that a judgement of unit u is decided (no tie) and e_u = P(first) - P(second), over annotators and sides. The model
+that knows who is preferred by most is right on a decided judgement with probability
 
     ceiling = 1/2 + E|e_u| / (2 E d_u)          (on all judgements, a tie earning one half: 1/2 + E|e_u| / 2)
 
@@ -45,7 +45,8 @@ _TAUS = np.geomspace(0.02, 40, 80)
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """``decided``: ceiling on decided judgements; ``ties_half``: on all, a tie earning one half. ``bounds``: of ``decided``, without a shape.
+    """``decided``: ceiling on decided judgements; ``ties_half``: on all, a tie earning one half. ``bounds``: of ``decided``, without a
+    shape.
 
     ``beta``: ``decided`` under the other shape. ``squared_margin``: E e_u^2. ``tau``, ``tie_threshold``: of the fitted noise.
     """
@@ -79,8 +80,8 @@ def ceiling(votes: Votes, *, attention: float = 1.0, seed: int, confidence: floa
     num_units, num_prompts = int(sums_PD[:, 1].sum()), len(sums_PD)
     if num_units < MIN_UNITS or num_prompts < MIN_PROMPTS:
         raise DataError(
-            f"the ceiling needs at least {MIN_UNITS} pairs of answers over {MIN_PROMPTS} prompts that two different people judged, and there are "
-            f"{num_units} over {num_prompts}: let a second person judge some of the items, drawn at random"
+            f"the ceiling needs at least {MIN_UNITS} pairs of answers over {MIN_PROMPTS} prompts that two different people judged, and "
+            f"there are {num_units} over {num_prompts}: let a second person judge some of the items, drawn at random"
         )
     if not 0 < attention <= 1:
         raise ValueError(f"attention must be above 0 and at most 1, got {attention}")
@@ -116,7 +117,7 @@ def overlap_sums(votes: Votes) -> Floats:
     products = (total[two] ** 2 - decided[two]) / (n[two] * (n[two] - 1))
     prompts, row = np.unique(votes.unit_prompt[two], return_inverse=True)
     columns = (products, np.ones(len(row)), decided[two] / n[two])
-    return np.stack([np.bincount(row, weights=column, minlength=len(prompts)) for column in columns], axis=1)
+    return np.stack([np.bincount(row, weights=column, minlength=len(prompts)) for column in columns], axis=1).astype(np.float64)
 
 
 def ceiling_bounds(squared_margin: float, decided_share: float) -> tuple[float, float]:
@@ -136,7 +137,8 @@ def expected_ceiling(squared_margin: float, decided_share: float = 1.0) -> float
 def product_variance(squared_margin: float, decided_share: float, num_judgements: int) -> float:
     """Variance over units of the mean product y_i y_j over pairs i < j of ``num_judgements`` people, under normal quality gaps.
 
-    With P pairs: (E d^2 + 2 (m - 2) E d e^2 + (m - 2)(m - 3) / 2 E e^4) / P - (E e^2)^2, from pairs of pairs that share two, one, no person.
+    With P pairs: (E d^2 + 2 (m - 2) E d e^2 + (m - 2)(m - 3) / 2 E e^4) / P - (E e^2)^2, from pairs of pairs that share two, one, no
+    person.
     """
     tau, threshold = _fit(squared_margin, decided_share)
     gap = tau * _Z

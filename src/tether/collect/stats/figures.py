@@ -1,4 +1,5 @@
-"""The registry of figures: every number of a summary has a name, unit, what it is over, a meaning, a good band and what to do outside it."""
+"""The registry of figures: every number of a summary has a name, unit, what it is over, a meaning, a good band and what to do outside it.
+"""
 
 from __future__ import annotations
 

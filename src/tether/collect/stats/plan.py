@@ -45,8 +45,8 @@ def plan_ceiling(
 ) -> Plan:
     """Items that so many different people must judge for the ceiling within +- ``half_width``, by the delta method.
 
-    ``agreement``: of two people on pairs that both decide, as expected; with d = 1 - tie_share, E e^2 = d^2 (2 agreement - 1). The variance of a
-    unit's mean product is that of normal quality gaps. Items stand for prompts: several items of one prompt count for less.
+    ``agreement``: of two people on pairs that both decide, as expected; with d = 1 - tie_share, E e^2 = d^2 (2 agreement - 1). The
+    variance of a unit's mean product is that of normal quality gaps. Items stand for prompts: several items of one prompt count for less.
 
     Example: 0.02 at an agreement of 0.75, two judgements each -> about 2300 items; three each -> about 1050.
     """

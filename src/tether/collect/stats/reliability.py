@@ -1,11 +1,12 @@
 """Whom to trust: agreement with the rest, with test questions and with oneself, and a latent-class estimate of each person's competence.
 
-The model is Dawid and Skene's (1979) with one parameter a person ("one coin"): each unit has an unknown better answer, and annotator a prefers
-it with probability (1 + v_a) / 2, independently of others. Only products v_a v_b can be seen: with outcomes y = +1, 0, -1, two people agree on
-average by E[y_a y_b] = v_a v_b. The v are fitted to these products by least squares, weighted by shared units (the rank-one method of Dalvi et
-al. 2013, "Aggregating crowdsourced binary ratings"), and shrunk towards their mean in proportion to their noise (empirical Bayes with a normal
-prior). Where units differ in difficulty, v_a stays what it says, the correlation of a's choices with the direction the others go, and ratios
-v_a / v_b stay those of attention: a person who answers a share c at random has (1 - c) times the v of one who does not.
+The model is Dawid and Skene's (1979) with one parameter a person ("one coin"): each unit has an unknown better answer, and annotator a
+prefers it with probability (1 + v_a) / 2, independently of others. Only products v_a v_b can be seen: with outcomes y = +1, 0, -1, two
+people agree on average by E[y_a y_b] = v_a v_b. The v are fitted to these products by least squares, weighted by shared units (the
+rank-one method of Dalvi et al. 2013, "Aggregating crowdsourced binary ratings"), and shrunk towards their mean in proportion to their
+noise (empirical Bayes with a normal prior). Where units differ in difficulty, v_a stays what it says, the correlation of a's choices with
+the direction the others go, and ratios v_a / v_b stay those of attention: a person who answers a share c at random has (1 - c) times the
+v of one who does not.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from tether.collect.stats.votes import Votes
 from tether.stats import Interval, wilson, wilson_mean
 
 __all__ = [
-    "Competence", "PairAgreement", "agreement_with_rest", "attention", "categories", "competence", "gold_accuracy", "pair_agreements", "pairs_within",
-    "self_consistency",
+    "Competence", "PairAgreement", "agreement_with_rest", "attention", "categories", "competence", "gold_accuracy", "pair_agreements",
+    "pairs_within", "self_consistency",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -40,7 +41,8 @@ def categories(votes: Votes) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Competence:
-    """``loading``: v_a as measured, with a normal interval; ``relative``: v_a over the typical v (the median of all but the careless); ``shrunk``: ``relative``, shrunk.
+    """``loading``: v_a as measured, with a normal interval; ``relative``: v_a over the typical v (the median of all but the careless);
+    ``shrunk``: ``relative``, shrunk.
 
     Relative to others, 1 is a typical person, 0 someone whose clicks are coin tosses, below 0 someone who has the buttons turned round. The
     interval is that of the measurement alone (shrinking pulls the careless few towards the many); use ``shrunk`` to rank and to weight.
@@ -59,7 +61,8 @@ class Competence:
 
 
 def competence(votes: Votes, *, confidence: float = 0.95) -> tuple[Competence, ...]:
-    """One entry per annotator who shares units with others; empty where fewer than three people share units, as v is not determined then."""
+    """One entry per annotator who shares units with others; empty where fewer than three people share units, as v is not determined then.
+    """
     unit, who, outcome = _shared(votes)
     num_people = len(votes.annotators)
     left, right = pairs_within(unit)
@@ -98,8 +101,8 @@ def _typical(v: Floats, se: Floats) -> tuple[float, float]:
 
 
 def attention(people: Sequence[Competence]) -> float:
-    """How much weaker the average judgement is than a typical person's, 0 to 1: the mean over judgements of ``relative``, where whoever is not
-    flagged as unreliable counts as 1. 1 without people.
+    """How much weaker the average judgement is than a typical person's, 0 to 1: the mean over judgements of ``relative``, where whoever
+    is not flagged as unreliable counts as 1. 1 without people.
     """
     if not people:
         return 1.0
@@ -205,7 +208,9 @@ def pair_agreements(votes: Votes, *, seed: int, least: int = 10, most: int = 30,
 
 
 def agreement_with_rest(votes: Votes, *, confidence: float = 0.95) -> dict[str, Interval]:
-    """Of each annotator who shares units: the share of the others' judgements of the same units that are the same category, mean over units."""
+    """Of each annotator who shares units: the share of the others' judgements of the same units that are the same category, mean over
+    units.
+    """
     keep = votes.first_votes()
     unit, who, category = votes.unit[keep], votes.annotator[keep], categories(votes)[keep]
     cell = np.bincount(unit * NUM_CATEGORIES + category, minlength=votes.num_units * NUM_CATEGORIES)
@@ -229,7 +234,9 @@ def gold_accuracy(votes: Votes, *, confidence: float = 0.95) -> tuple[Interval |
 
 
 def self_consistency(votes: Votes, *, confidence: float = 0.95) -> tuple[Interval | None, Interval | None, dict[str, Interval]]:
-    """(all repeats, those shown with the sides swapped, by annotator): share of first repeats in the same category as the first judgement."""
+    """(all repeats, those shown with the sides swapped, by annotator): share of first repeats in the same category as the first
+    judgement.
+    """
     order = np.lexsort((votes.occasion, votes.annotator, votes.unit))
     order = order[~votes.gold[order] & (votes.occasion[order] <= 1)]
     first, again = order[:-1], order[1:]

@@ -118,8 +118,8 @@ def summarise(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> CollectSummary:
-    """What the judgements are worth. ``answers``: text or length in characters by answer id. ``random_items``: where a strategy chose some of
-    the items, the ids of those that were drawn at random; agreement and the ceiling are theirs. ``seed`` is of the bootstrap.
+    """What the judgements are worth. ``answers``: text or length in characters by answer id. ``random_items``: where a strategy chose
+    some of the items, the ids of those that were drawn at random; agreement and the ceiling are theirs. ``seed`` is of the bootstrap.
 
     Raises DataError for judgements that do not fit their items. Statistics that cannot be computed are None and say why.
     """
@@ -193,7 +193,8 @@ def _counts(votes: Votes, found: _Found, confidence: float) -> Iterator[tuple[st
     yield "annotators", (float(len(votes.annotators)), "")
     yield "units", (float(len(np.unique(votes.unit[~votes.gold]))), "")
     yield "shared_units", (float(found.agreement.num_shared_units), "")
-    yield "skip_share", (wilson(skips, int(ordinary.sum()), confidence=confidence) if ordinary.any() else None, "no ordinary item was judged")
+    skipped = wilson(skips, int(ordinary.sum()), confidence=confidence) if ordinary.any() else None
+    yield "skip_share", (skipped, "no ordinary item was judged")
     yield "median_seconds", (timed.median if timed else None, "no judgement has a time")
     odd = wilson(len(timed.judgements), timed.num_timed, confidence=confidence) if timed else None
     yield "odd_times", (odd, "no judgement has a time")
@@ -268,7 +269,7 @@ def _warnings(votes: Votes, found: _Found) -> Iterator[str]:
         yield "The judgements of two people cannot be told from coin tosses: the ceiling may be 0.5."
     if not votes.random.all():
         chosen = len(np.unique(votes.unit[~votes.random]))
-        yield f"{chosen} pairs of answers were chosen by a strategy: agreement and the ceiling are of the others, which were drawn at random."
+        yield f"{chosen} pairs of answers were chosen by a strategy: agreement and the ceiling are of those that were drawn at random."
     if votes.num_withdrawn:
         yield f"{votes.num_withdrawn} withdrawn judgements count nowhere."
     if found.speed and found.speed.num_not_positive:

@@ -22,8 +22,8 @@ _NUM_DRAWS = 4000  # of three qualities, for the expected share
 
 @dataclass(frozen=True, slots=True)
 class Transitivity:
-    """``cyclic``: share of triples that are cycles, interval over prompts. ``expected``: the share that noise alone makes, for answers with one
-    quality each and the noise that the ceiling measured; None where that is not known. ``chance``: of coin tosses, 1/4.
+    """``cyclic``: share of triples that are cycles, interval over prompts. ``expected``: the share that noise alone makes, for answers
+    with one quality each and the noise that the ceiling measured; None where that is not known. ``chance``: of coin tosses, 1/4.
     """
 
     cyclic: Interval
@@ -77,7 +77,9 @@ def _triples(pairs: list[tuple[str, str]], signs: Floats, counts: NDArray[np.int
 
 
 def _expected(counts_T3: NDArray[np.int64], noise: Ceiling | None, seed: int) -> float | None:
-    """Mean over triples of P(cycle) when qualities are Normal and each pair's majority is of so many noisy votes, given that it is no draw."""
+    """Mean over triples of P(cycle) when qualities are Normal and each pair's majority is of so many noisy votes, given that it is no
+    draw.
+    """
     if noise is None:
         return None
     rng = np.random.default_rng(seed)

@@ -29,8 +29,9 @@ _CHOICES = {choice: index for index, choice in enumerate(Choice)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Votes:
-    """Two tables. Judgements (one row each, withdrawn ones left out): ``choice`` (index in Choice), ``by``, ``seconds`` (NaN: not measured),
-    ``gold_hit`` (1 right, 0 wrong, NaN no gold or skipped), ``ids``. Votes on units (one row per pair of a judgement that is no skip):
+    """Two tables. Judgements (one row each, withdrawn ones left out): ``choice`` (index in Choice), ``by``, ``seconds`` (NaN: not
+    measured), ``gold_hit`` (1 right, 0 wrong, NaN no gold or skipped), ``ids``. Votes on units (one row per pair of a judgement that is
+    no skip):
 
     ``unit``, ``prompt``, ``annotator``  integers from 0
     ``outcome``       +1, 0, -1 (above); ``both_bad`` True where the 0 is "both bad"
@@ -83,11 +84,11 @@ class Votes:
 def read_votes(
     judgements: Iterable[Judgement], items: Iterable[Item], answers: Mapping[str, str | int], *, random_items: Collection[str] | None = None
 ) -> Votes:
-    """``answers``: the text of each answer, or its length in characters. Answers without an entry have no length. ``random_items``: ids of the
-    items that were drawn at random; None: all were.
+    """``answers``: the text of each answer, or its length in characters. Answers without an entry have no length. ``random_items``: ids
+    of the items that were drawn at random; None: all were.
 
-    Repeats are counted in the order of ``made_at``, then of the sequence. Raises DataError for a judgement that does not fit its item, whose
-    item is unknown, or whose id occurs twice.
+    Repeats are counted in the order of ``made_at``, then of the sequence. Raises DataError for a judgement that does not fit its item,
+    whose item is unknown, or whose id occurs twice.
     """
     reader = _Reader(items, answers, random_items)
     kept = [judgement for judgement in judgements if reader.counts(judgement)]
@@ -177,10 +178,13 @@ class _Reader:
         unit_prompt = np.asarray(self._unit_prompt, dtype=ints)
         ratio = np.asarray(self._ratios, dtype=np.float64)
         return Votes(
-            tuple(self._annotators), tuple(self._prompts), tuple(self._ids), self._skips, self._withdrawn, choice, by, on_gold, seconds, hit,
-            unit, unit_prompt[unit], by[row], outcome, choice[row] == _CHOICES[Choice.BOTH_BAD], side, ratio[unit], strength[row],
-            choice[row] == _CHOICES[Choice.RANKED], on_gold[row], drawn[row].astype(flags), _occasions(by[row], unit), row,
-            tuple((first, second) for _, first, second in self._units), unit_prompt,
+            annotators=tuple(self._annotators), prompts=tuple(self._prompts), ids=tuple(self._ids),
+            skip_reasons=self._skips, num_withdrawn=self._withdrawn,
+            choice=choice, by=by, on_gold=on_gold, seconds=seconds, gold_hit=hit,
+            unit=unit, prompt=unit_prompt[unit], annotator=by[row], outcome=outcome, both_bad=choice[row] == _CHOICES[Choice.BOTH_BAD],
+            side=side, length_ratio=ratio[unit], strength=strength[row], ranked=choice[row] == _CHOICES[Choice.RANKED],
+            gold=on_gold[row], random=drawn[row].astype(flags), occasion=_occasions(by[row], unit), judgement=row,
+            unit_answers=tuple((first, second) for _, first, second in self._units), unit_prompt=unit_prompt,
         )  # fmt: skip
 
 
