@@ -232,4 +232,4 @@ def _by_cluster(units_UD: Floats, clusters: ArrayLike | None) -> Floats:
     codes = np.unique(np.asarray(clusters), return_inverse=True)[1]
     if len(codes) != len(units_UD):
         raise ValueError(f"expected one cluster per unit, got {len(codes)} for {len(units_UD)} units")
-    return np.stack([np.bincount(codes, weights=column) for column in units_UD.T], axis=1)
+    return np.stack([np.bincount(codes, weights=column) for column in units_UD.T], axis=1).astype(np.float64)

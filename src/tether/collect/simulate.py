@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,8 +97,8 @@ class Truth:
     """What a perfect statistic would say of these annotators. Items are the ordinary ones (no test questions), annotators are drawn alike.
 
     ``ceiling``: accuracy on decided judgements of the model that knows who prefers what; ``ceiling_ties_half``: on all judgements, a tie
-    earns one half. ``left_share``: of decided judgements. ``length_slope``: the logistic coefficient over all qualities, nearer 0 than
-    ``length_bias`` where quality varies. ``careless``: annotators that click by a coin.
+    earns one half. ``left_share``: of decided judgements. ``length_slope``, ``left_slope``: the logistic coefficients over all qualities
+    and people, nearer 0 than ``length_bias`` and ``position_bias`` where quality varies or somebody is careless. ``careless``: annotators that click by a coin.
     """
 
     ceiling: float
@@ -107,6 +108,7 @@ class Truth:
     tie_share: float
     both_bad_share: float
     length_slope: float
+    left_slope: float
     careless: frozenset[str]
 
 
@@ -193,32 +195,37 @@ def _judgements(
 
 
 def _truth(study: SimulatedStudy, careless: NDArray) -> Truth:
-    from tether.collect.stats.bias import logistic  # not at the top: the statistics import nothing of this module, and need not know it
+    names = frozenset(f"annotator-{a}" for a in np.flatnonzero(careless))
+    noise = (study.quality_sd / study.temperature, study.position_bias, study.length_bias, study.tie_threshold, study.both_bad_share)
+    return Truth(*_expected(*noise, float(np.mean(careless))), names)
 
-    rng = np.random.default_rng([study.seed, 1])
-    gap = rng.normal(0, study.quality_sd * math.sqrt(2) / study.temperature, _NUM_TRUTH)
+
+@cache
+def _expected(spread: float, position_bias: float, length_bias: float, tie_threshold: float, bad: float, careless: float) -> tuple[float, ...]:
+    """The numbers of Truth, by Monte Carlo over items with exact probabilities; they do not depend on the seed of the study."""
+    from tether.collect.stats.bias import logistic  # not at the top: this module is usable without the statistics
+
+    rng = np.random.default_rng(0)
+    gap = rng.normal(0, spread * math.sqrt(2), _NUM_TRUTH)
     lengths = _lengths(rng, (_NUM_TRUTH, 2))
     ratio = np.log(lengths[:, 0] / lengths[:, 1])
-    share = float(np.mean(careless))
+    study = SimulatedStudy(position_bias=position_bias, length_bias=length_bias, tie_threshold=tie_threshold)
     sides = []
     for side in (1, -1):
         _, p_first, p_second = _probabilities(study, gap, ratio, np.full(_NUM_TRUTH, side))
-        sides.append(((1 - share) * p_first + share / 2, (1 - share) * p_second + share / 2))
+        sides.append(((1 - careless) * p_first + careless / 2, (1 - careless) * p_second + careless / 2))
     (first_l, second_l), (first_r, second_r) = sides
     first, second = (first_l + first_r) / 2, (second_l + second_r) / 2
     tie = 1 - first - second
     decided = float(np.mean(first + second))
     apart = float(np.mean(np.abs(first - second)))
-    bad = study.both_bad_share
     same = first**2 + second**2 + tie**2 * (bad**2 + (1 - bad) ** 2)
-    left = float(np.mean(first_l + second_r)) / float(np.mean(first_l + second_r + first_r + second_l))
     rows = np.column_stack([np.tile(ratio, 2), np.repeat([1.0, -1.0], _NUM_TRUTH)])
     weight = np.concatenate([first_l + second_l, first_r + second_r])
     slope = logistic(rows, np.concatenate([first_l, first_r]) / np.maximum(weight, 1e-300), weight)
-    names = frozenset(f"annotator-{a}" for a in np.flatnonzero(careless))
-    return Truth(
-        0.5 + apart / (2 * decided), 0.5 + apart / 2, float(np.mean(same)), left,
-        float(np.mean(tie)) * (1 - bad), float(np.mean(tie)) * bad, float(slope[0]), names,
+    return (
+        0.5 + apart / (2 * decided), 0.5 + apart / 2, float(np.mean(same)), float(np.mean(first_l + second_r)) / (2 * decided),
+        float(np.mean(tie)) * (1 - bad), float(np.mean(tie)) * bad, float(slope[0]), float(slope[1]),
     )  # fmt: skip
 
 
