@@ -197,12 +197,18 @@ def _judgements(
 def _truth(study: SimulatedStudy, careless: NDArray) -> Truth:
     names = frozenset(f"annotator-{a}" for a in np.flatnonzero(careless))
     noise = (study.quality_sd / study.temperature, study.position_bias, study.length_bias, study.tie_threshold, study.both_bad_share)
-    return Truth(*_expected(*noise, float(np.mean(careless))), names)
+    people, coins = len(careless), int(careless.sum())
+    two = (coins / people) ** 2 if people == 1 else coins * (coins - 1) / (people * (people - 1))
+    return Truth(*_expected(*noise, coins / people, two), names)
 
 
 @cache
-def _expected(spread: float, position_bias: float, length_bias: float, tie_threshold: float, bad: float, careless: float) -> tuple[float, ...]:
-    """The numbers of Truth, by Monte Carlo over items with exact probabilities; they do not depend on the seed of the study."""
+def _expected(
+    spread: float, position_bias: float, length_bias: float, tie_threshold: float, bad: float, careless: float, both_careless: float
+) -> tuple[float, ...]:
+    """The numbers of Truth, by Monte Carlo over items with exact probabilities; they do not depend on the seed of the study.
+    ``both_careless``: chance that two different annotators are.
+    """
     from tether.collect.stats.bias import logistic  # not at the top: this module is usable without the statistics
 
     rng = np.random.default_rng(0)
@@ -213,20 +219,28 @@ def _expected(spread: float, position_bias: float, length_bias: float, tie_thres
     sides = []
     for side in (1, -1):
         _, p_first, p_second = _probabilities(study, gap, ratio, np.full(_NUM_TRUTH, side))
-        sides.append(((1 - careless) * p_first + careless / 2, (1 - careless) * p_second + careless / 2))
-    (first_l, second_l), (first_r, second_r) = sides
+        sides.append((p_first, p_second))
+    attentive = [(left + right) / 2 for left, right in zip(*sides, strict=True)]
+    (first_l, second_l), (first_r, second_r) = [[(1 - careless) * p + careless / 2 for p in pair] for pair in sides]
     first, second = (first_l + first_r) / 2, (second_l + second_r) / 2
     tie = 1 - first - second
     decided = float(np.mean(first + second))
     apart = float(np.mean(np.abs(first - second)))
-    same = first**2 + second**2 + tie**2 * (bad**2 + (1 - bad) ** 2)
+    same = _same(attentive[0], attentive[1], bad, 1 - 2 * careless + both_careless, 2 * (careless - both_careless), both_careless)
     rows = np.column_stack([np.tile(ratio, 2), np.repeat([1.0, -1.0], _NUM_TRUTH)])
     weight = np.concatenate([first_l + second_l, first_r + second_r])
     slope = logistic(rows, np.concatenate([first_l, first_r]) / np.maximum(weight, 1e-300), weight)
     return (
-        0.5 + apart / (2 * decided), 0.5 + apart / 2, float(np.mean(same)), float(np.mean(first_l + second_r)) / (2 * decided),
+        0.5 + apart / (2 * decided), 0.5 + apart / 2, same, float(np.mean(first_l + second_r)) / (2 * decided),
         float(np.mean(tie)) * (1 - bad), float(np.mean(tie)) * bad, float(slope[0]), float(slope[1]),
     )  # fmt: skip
+
+
+def _same(first: Floats, second: Floats, bad: float, attentive: float, mixed: float, careless: float) -> float:
+    """Chance that two different people say the same; the last three: that both are attentive, one is, none is."""
+    tie = 1 - first - second
+    both = float(np.mean(first**2 + second**2 + tie**2 * (bad**2 + (1 - bad) ** 2)))
+    return attentive * both + mixed * float(np.mean(first + second)) / 2 + careless / 2
 
 
 def _sigmoid(x: Floats) -> Floats:

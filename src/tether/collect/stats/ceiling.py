@@ -12,7 +12,7 @@ accident half of the time), so it is not used. Two or three judgements a unit ca
 * bounds that assume nothing: E e^2 <= E|e| <= min(sqrt(E e^2), E d);
 * an estimate that assumes a shape: the quality gap of the two answers is Normal(0, tau^2) in units of the noise, with ties as in Rao and
   Kupper (1967): P(first) = sigmoid(gap - t), P(second) = sigmoid(-gap - t). tau and t are those that give the measured E e^2 and E d;
-  Where some people are known to click by coin (``attention`` = r < 1), e_u = r e'_u and the shape is that of the others' e'_u;
+  Where some people are known to click by coin (``attention``), e_u = r e'_u with r < 1, and the shape is that of the others' e'_u;
 * the same with another shape, P(first | decided) ~ Beta(a, a) and ties unrelated to the gap, as a check of that assumption.
 
 Assumed by all: annotators and sides are assigned at random, people judge without seeing each other, and the units that several people
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tether.collect.stats.reliability import Attention
 from tether.collect.stats.votes import Votes
 from tether.errors import DataError
 from tether.stats import Interval, bootstrap_sums, wilson
@@ -37,6 +38,7 @@ Floats = NDArray[np.float64]
 
 MIN_UNITS, MIN_PROMPTS = 30, 20  # judged by two people; below, a bootstrap over prompts says too little
 
+_NOBODY_CARELESS = Attention()
 _Z = np.linspace(0, 6, 161)
 _HALF_NORMAL = np.exp(-(_Z**2) / 2) * np.where((_Z == 0) | (_Z == 6), 0.5, 1.0)
 _HALF_NORMAL /= _HALF_NORMAL.sum()
@@ -68,11 +70,11 @@ class Ceiling:
         return not self.squared_margin.low > 0
 
 
-def ceiling(votes: Votes, *, attention: float = 1.0, seed: int, confidence: float = 0.95, num_resamples: int = 1000) -> Ceiling:
+def ceiling(votes: Votes, *, attention: Attention = _NOBODY_CARELESS, seed: int, confidence: float = 0.95, num_resamples: int = 1000) -> Ceiling:
     """The ceiling of ``votes``, with bootstrap intervals over prompts. Test questions, repeats of one person and items that
     a strategy chose (they are harder than most) are left out.
 
-    ``attention``: as estimated by :func:`tether.collect.stats.reliability.attention`; taken as known by the interval.
+    ``attention``: as estimated by :func:`tether.collect.stats.reliability.attention`; the interval takes it as known.
 
     Raises DataError where fewer than 30 units over 20 prompts were judged by two people: there is no honest number then.
     """
@@ -83,14 +85,14 @@ def ceiling(votes: Votes, *, attention: float = 1.0, seed: int, confidence: floa
             f"the ceiling needs at least {MIN_UNITS} pairs of answers over {MIN_PROMPTS} prompts that two different people judged, and "
             f"there are {num_units} over {num_prompts}: let a second person judge some of the items, drawn at random"
         )
-    if not 0 < attention <= 1:
+    if not (0 < attention.single <= 1 and 0 < attention.pair <= 1):
         raise ValueError(f"attention must be above 0 and at most 1, got {attention}")
     if not sums_PD[:, 2].any():
         raise DataError(f"the ceiling needs preferences: all judgements of the {num_units} pairs that two people judged are ties")
 
     def statistic(sums: Floats) -> Floats:
         moment, decided = sums[:, 0] / sums[:, 1], sums[:, 2] / sums[:, 1]
-        apart = attention * _mean_margin(moment / attention**2, decided)
+        apart = attention.single * _mean_margin(moment / attention.pair, decided)
         return np.stack([0.5 + apart / (2 * decided), 0.5 + apart / 2, moment], axis=1)
 
     found = bootstrap_sums(sums_PD, statistic, seed=seed, confidence=confidence, num_resamples=num_resamples)
@@ -101,8 +103,8 @@ def ceiling(votes: Votes, *, attention: float = 1.0, seed: int, confidence: floa
         lows = (0.5 + apart / (2 * decided), 0.5 + apart / 2, least)
         found = tuple(Interval(f.estimate, min(f.low, low), f.high, confidence, f.num_units) for f, low in zip(found, lows, strict=True))
     low, high = ceiling_bounds(moment, decided)
-    tau, threshold = _fit(moment / attention**2, decided)
-    beta = 0.5 + attention * _beta_mean_margin(moment / (attention * decided) ** 2) / 2
+    tau, threshold = _fit(moment / attention.pair, decided)
+    beta = 0.5 + attention.single * _beta_mean_margin(moment / attention.pair / decided**2) / 2
     return Ceiling(found[0], found[1], (low, high), beta, found[2], decided, tau, threshold, num_units, num_prompts)
 
 
@@ -154,7 +156,7 @@ def product_variance(squared_margin: float, decided_share: float, num_judgements
 def _mean_margin(moment_R: Floats, decided_R: Floats) -> Floats:
     """E|e| from E e^2 and E d, by interpolation in a table of (tau, t): root of the moment along tau, then decided share."""
     low, high = float(decided_R.min()), float(decided_R.max())
-    grid = np.linspace(low, high, 9) if high - low > 1e-9 else np.array([low])
+    grid = np.linspace(low, high, 3) if high - low > 1e-9 else np.array([low])
     rows = [_curve(decided) for decided in grid]
     root_R = np.sqrt(np.clip(moment_R, 0, decided_R))
     found_GR = np.stack([np.interp(root_R, roots, margins) for roots, margins, _ in rows])

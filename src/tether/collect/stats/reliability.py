@@ -23,8 +23,8 @@ from tether.collect.stats.votes import Votes
 from tether.stats import Interval, wilson, wilson_mean
 
 __all__ = [
-    "Competence", "PairAgreement", "agreement_with_rest", "attention", "categories", "competence", "gold_accuracy", "pair_agreements",
-    "pairs_within", "self_consistency",
+    "Attention", "Competence", "PairAgreement", "agreement_with_rest", "attention", "categories", "competence", "gold_accuracy",
+    "pair_agreements", "pairs_within", "self_consistency",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -100,15 +100,26 @@ def _typical(v: Floats, se: Floats) -> tuple[float, float]:
     return float(np.median(v[kept])), float(np.sqrt(np.pi / 2 * np.mean(se[kept] ** 2) / kept.sum()))
 
 
-def attention(people: Sequence[Competence]) -> float:
-    """How much weaker the average judgement is than a typical person's, 0 to 1: the mean over judgements of ``relative``, where whoever
-    is not flagged as unreliable counts as 1. 1 without people.
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """How much weaker judgements are than a typical person's: ``single`` the mean of everybody's relative v, weighted by judgements; ``pair`` the
+    mean of the product of two different people's. Both are 1 where nobody is careless.
     """
-    if not people:
-        return 1.0
-    weights = np.array([p.num_units for p in people], dtype=np.float64)
-    shares = [min(1.0, max(0.0, p.relative.estimate)) if p.unreliable else 1.0 for p in people]
-    return float(np.average(shares, weights=weights))
+
+    single: float = 1.0
+    pair: float = 1.0
+
+
+def attention(people: Sequence[Competence]) -> Attention:
+    """Whoever is not flagged as unreliable counts as 1, the others with their ``relative``, cut to [0, 1]."""
+    if len(people) < 2:
+        return Attention()
+    weight = np.array([p.num_units for p in people], dtype=np.float64)
+    weight /= weight.sum()
+    share = np.array([min(1.0, max(0.0, p.relative.estimate)) if p.unreliable else 1.0 for p in people])
+    single = float(weight @ share)
+    pair = float((single**2 - weight**2 @ share**2) / (1 - weight @ weight))
+    return Attention(min(1.0, single), min(1.0, pair))  # rounding may leave a little more than 1
 
 
 def _shared(votes: Votes) -> tuple[Ints, Ints, Floats]:

@@ -161,7 +161,7 @@ class _Found:
 
 def _ceiling(votes: Votes, people: tuple[Competence, ...], seed: int, confidence: float) -> tuple[Ceiling | None, str]:
     share = attention(people)
-    if share <= 0:
+    if share.single <= 0 or share.pair <= 0:
         return None, "the typical annotator's choices cannot be told from coin tosses"
     try:
         return ceiling(votes, attention=share, seed=seed, confidence=confidence), ""
