@@ -148,6 +148,14 @@ def test_competence_needs_three_people():
     assert attention(()) == Attention(1.0, 1.0)
 
 
+def test_people_who_always_agree_are_reliable_and_those_with_few_shared_pairs_are_left_out():
+    people = competence(votes_of(num_prompts=300, temperature=0.001, num_annotators=8)[0])
+    assert len(people) == 8
+    assert all(p.relative.estimate == pytest.approx(1.0, abs=0.05) and p.relative.low > 0.9 for p in people)
+    for seed in range(20):  # five shared pairs each: too few to say anything, and nothing overflows
+        assert len(competence(votes_of(num_prompts=100, num_annotators=60, seed=seed)[0])) in {0, *range(3, 30)}
+
+
 def test_kappa_of_two_people_is_that_of_their_shared_pairs():
     votes, _ = votes_of(num_prompts=150, num_annotators=3, temperature=0.5)
     pairs = pair_agreements(votes, seed=0)

@@ -31,6 +31,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 NUM_CATEGORIES = 4  # first, tie, second, both bad: the first three in order
+MIN_SHARED = 10  # units that a person must share with others before anything is said of that person
 LOW_RELIABILITY = 0.5  # of the typical person's; an interval wholly below is flagged
 
 
@@ -61,7 +62,8 @@ class Competence:
 
 
 def competence(votes: Votes, *, confidence: float = 0.95) -> tuple[Competence, ...]:
-    """One entry per annotator who shares units with others; empty where fewer than three people share units, as v is not determined then.
+    """One entry per annotator who shares at least 10 units with others; empty where fewer than three people do, as v is not determined
+    then.
     """
     unit, who, outcome = _shared(votes)
     num_people = len(votes.annotators)
@@ -72,7 +74,7 @@ def competence(votes: Votes, *, confidence: float = 0.95) -> tuple[Competence, .
     per_unit = 1.0 / (np.bincount(unit)[unit[left]] - 1)  # a person's weight in a unit is 1, however many others judged it
     loading = _rank_one(a, b, product, per_unit, num_people)
     se = _standard_errors(unit[left], who[left], who[right], outcome[left], outcome[right], per_unit, loading)
-    known = np.flatnonzero(np.isfinite(se) & (se > 0))
+    known = np.flatnonzero(np.isfinite(se))
     if len(known) < 3:
         return ()
     typical, typical_se = _typical(loading[known], se[known])
@@ -102,8 +104,8 @@ def _typical(v: Floats, se: Floats) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """How much weaker judgements are than a typical person's: ``single`` the mean of everybody's relative v, weighted by judgements; ``pair`` the
-    mean of the product of two different people's. Both are 1 where nobody is careless.
+    """How much weaker judgements are than a typical person's: ``single`` the mean of everybody's relative v, weighted by judgements;
+    ``pair`` the mean of the product of two different people's. Both are 1 where nobody is careless.
     """
 
     single: float = 1.0
@@ -161,7 +163,9 @@ def _rank_one(a: Ints, b: Ints, product: Floats, weight: Floats, num_people: int
 
 
 def _standard_errors(unit: Ints, a: Ints, b: Ints, y_a: Floats, y_b: Floats, weight: Floats, v: Floats) -> Floats:
-    """Of each v_a with the others' held fixed: a ratio of sums over units, linearised. NaN where fewer than two units are shared."""
+    """Of each v_a with the others' held fixed: a ratio of sums over units, linearised. NaN below 10 shared units; at
+    least 1 / n, as n units without a contradiction are no proof.
+    """
     num_people = len(v)
     key, inverse = np.unique(unit * num_people + a, return_inverse=True)
     who = key % num_people
@@ -171,7 +175,7 @@ def _standard_errors(unit: Ints, a: Ints, b: Ints, y_a: Floats, y_b: Floats, wei
     n = np.bincount(who, minlength=num_people)
     with np.errstate(invalid="ignore", divide="ignore"):
         variance = np.bincount(who, weights=residual**2, minlength=num_people) / below**2 * n / (n - 1)
-    return np.where(n >= 2, np.sqrt(variance), np.nan)
+    return np.where((n >= MIN_SHARED) & (below > 1e-6), np.maximum(np.sqrt(variance), 1 / np.maximum(n, 1)), np.nan)
 
 
 def _shrink(v: Floats, se: Floats) -> Floats:

@@ -198,7 +198,7 @@ def _counts(votes: Votes, found: _Found, confidence: float) -> Iterator[tuple[st
     yield "median_seconds", (timed.median if timed else None, "no judgement has a time")
     odd = wilson(len(timed.judgements), timed.num_timed, confidence=confidence) if timed else None
     yield "odd_times", (odd, "no judgement has a time")
-    few = "fewer than three people share pairs of answers, or the typical person cannot be told from a coin"
+    few = "fewer than three people share ten pairs of answers with others, or the typical person cannot be told from a coin"
     yield "unreliable_annotators", (float(sum(p.unreliable for p in found.people)) if found.people else None, few)
 
 
