@@ -33,10 +33,10 @@ KRIPPENDORFF = np.array([
 ])  # fmt: skip
 
 # Fleiss 1971, table 1: thirty patients, six psychiatrists each; depression, personality disorder, schizophrenia, neurosis, other.
-FLEISS = np.array([[int(d) for d in row] for row in (
-    "00060 03003 01401 00006 03030 20400 00402 20310 20040 00006 10050 11040 03300 10050 02031 "
-    "00501 30012 51000 02040 10203 00006 01050 02013 20040 10041 05010 40002 02040 10500 00006"
-).split()])  # fmt: skip
+FLEISS = np.array([[int(digit) for digit in row] for row in [
+    "00060", "03003", "01401", "00006", "03030", "20400", "00402", "20310", "20040", "00006", "10050", "11040", "03300", "10050", "02031",
+    "00501", "30012", "51000", "02040", "10203", "00006", "01050", "02013", "20040", "10041", "05010", "40002", "02040", "10500", "00006",
+]])  # fmt: skip
 
 
 def test_cohens_own_tables():

@@ -13,13 +13,14 @@ involved: every file made from these should say so.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tether.collect.judgement import Choice, Item, Judgement, Strength
+from tether.collect.stats.bias import logistic
 from tether.errors import ConfigError
 
 __all__ = ["SimulatedStudy", "Study", "Truth", "simulate"]
@@ -98,7 +99,8 @@ class Truth:
 
     ``ceiling``: accuracy on decided judgements of the model that knows who prefers what; ``ceiling_ties_half``: on all judgements, a tie
     earns one half. ``left_share``: of decided judgements. ``length_slope``, ``left_slope``: the logistic coefficients over all qualities
-    and people, nearer 0 than ``length_bias`` and ``position_bias`` where quality varies or somebody is careless. ``careless``: annotators that click by a coin.
+    and people, nearer 0 than ``length_bias`` and ``position_bias`` where quality varies or somebody is careless. ``careless``: annotators
+    that click by a coin.
     """
 
     ceiling: float
@@ -199,18 +201,16 @@ def _truth(study: SimulatedStudy, careless: NDArray) -> Truth:
     noise = (study.quality_sd / study.temperature, study.position_bias, study.length_bias, study.tie_threshold, study.both_bad_share)
     people, coins = len(careless), int(careless.sum())
     two = (coins / people) ** 2 if people == 1 else coins * (coins - 1) / (people * (people - 1))
-    return Truth(*_expected(*noise, coins / people, two), names)
+    return replace(_expected(*noise, coins / people, two), careless=names)
 
 
 @cache
 def _expected(
     spread: float, position_bias: float, length_bias: float, tie_threshold: float, bad: float, careless: float, both_careless: float
-) -> tuple[float, ...]:
+) -> Truth:
     """The numbers of Truth, by Monte Carlo over items with exact probabilities; they do not depend on the seed of the study.
     ``both_careless``: chance that two different annotators are.
     """
-    from tether.collect.stats.bias import logistic  # not at the top: this module is usable without the statistics
-
     rng = np.random.default_rng(0)
     gap = rng.normal(0, spread * math.sqrt(2), _NUM_TRUTH)
     lengths = _lengths(rng, (_NUM_TRUTH, 2))
@@ -230,9 +230,10 @@ def _expected(
     rows = np.column_stack([np.tile(ratio, 2), np.repeat([1.0, -1.0], _NUM_TRUTH)])
     weight = np.concatenate([first_l + second_l, first_r + second_r])
     slope = logistic(rows, np.concatenate([first_l, first_r]) / np.maximum(weight, 1e-300), weight)
-    return (
-        0.5 + apart / (2 * decided), 0.5 + apart / 2, same, float(np.mean(first_l + second_r)) / (2 * decided),
-        float(np.mean(tie)) * (1 - bad), float(np.mean(tie)) * bad, float(slope[0]), float(slope[1]),
+    return Truth(
+        ceiling=0.5 + apart / (2 * decided), ceiling_ties_half=0.5 + apart / 2, agreement=same,
+        left_share=float(np.mean(first_l + second_r)) / (2 * decided), tie_share=float(np.mean(tie)) * (1 - bad),
+        both_bad_share=float(np.mean(tie)) * bad, length_slope=float(slope[0]), left_slope=float(slope[1]), careless=frozenset(),
     )  # fmt: skip
 
 

@@ -147,10 +147,11 @@ def test_too_little_overlap_is_an_error_that_says_what_to_do():
     votes, _ = votes_of(num_prompts=5, answers_per_prompt=5)  # enough units, too few prompts
     with pytest.raises(DataError, match="there are 50 over 5"):
         ceiling(votes, seed=0)
+    items = [Item(f"i{n}", f"p{n}", (f"{n}a", f"{n}b")) for n in range(40)]
+    ties = [Judgement(f"{n}{w}", f"i{n}", w, Choice.TIE, (f"{n}a", f"{n}b")) for n in range(40) for w in "xy"]
+    votes = read_votes(ties, items, {})
     with pytest.raises(DataError, match="all judgements of the 40 pairs"):
-        items = [Item(f"i{n}", f"p{n}", (f"{n}a", f"{n}b")) for n in range(40)]
-        ties = [Judgement(f"{n}{w}", f"i{n}", w, Choice.TIE, (f"{n}a", f"{n}b")) for n in range(40) for w in "xy"]
-        ceiling(read_votes(ties, items, {}), seed=0)
+        ceiling(votes, seed=0)
 
 
 def test_repeats_of_one_person_and_test_questions_are_no_overlap():

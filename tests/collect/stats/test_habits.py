@@ -38,7 +38,7 @@ def covers(interval, truth):
 
 @pytest.mark.parametrize(("seeds", "least"), [(30, 0.85), pytest.param(200, 0.9, marks=pytest.mark.slow)])
 def test_intervals_of_planted_habits_cover_as_stated(seeds, least):
-    """One set of habits, all at once: of the 95 % intervals at least nine in ten hold the truth (30 seeds: 26, as chance is wider there)."""
+    """One set of habits, all at once: of the 95 % intervals at least nine in ten hold the truth (26 of 30, where chance is wider)."""
     hits: dict[str, list[bool]] = {}
     for seed in range(seeds):
         votes, truth = votes_of(
@@ -49,8 +49,8 @@ def test_intervals_of_planted_habits_cover_as_stated(seeds, least):
         people = competence(votes)
         limit = ceiling(votes, attention=attention(people), seed=seed, num_resamples=200)
         found = {
-            "agreement": (agreed.raw, truth.agreement), "ties": (agreed.tie_share, truth.tie_share), "left": (side.left_share, truth.left_share),
-            "both bad": (agreed.both_bad_share, truth.both_bad_share), "length": (model.length, truth.length_slope),
+            "agreement": (agreed.raw, truth.agreement), "ties": (agreed.tie_share, truth.tie_share),
+            "left": (side.left_share, truth.left_share), "both bad": (agreed.both_bad_share, truth.both_bad_share), "length": (model.length, truth.length_slope),
             "side": (model.left, truth.left_slope), "ceiling": (limit.decided, truth.ceiling),
             "ceiling, ties half": (limit.ties_half, truth.ceiling_ties_half),
         }  # fmt: skip
@@ -72,20 +72,21 @@ def test_biases_are_the_planted_log_odds_where_quality_does_not_differ():
     assert model.longer_wins.estimate == pytest.approx(1 / (1 + 2 ** -model.length.estimate))
 
 
-def test_logistic_regression_agrees_with_another_program():
-    """statsmodels 0.15.0, Logit without an intercept and with cluster-robust errors (CR1 without the (n - 1) / (n - k) factor)."""
+def test_logistic_regression_is_at_its_maximum_and_says_when_there_is_none():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 2))
     y = (rng.random(300) < 1 / (1 + np.exp(-(x @ [0.5, -0.3])))).astype(float)
-    gradient = x.T @ (y - 1 / (1 + np.exp(-(x @ logistic(x, y, np.ones(300))))))
-    assert np.abs(gradient).max() < 1e-8
+    slope = logistic(x, y, np.ones(300))
+    assert np.abs(x.T @ (y - 1 / (1 + np.exp(-(x @ slope))))).max() < 1e-8
     assert np.isnan(logistic(np.ones((4, 1)), np.ones(4), np.ones(4))).all()  # every choice is explained: no finite slope
 
 
 def test_clustered_errors_know_that_copies_say_nothing_new():
     made = simulate(SimulatedStudy(num_prompts=300, judgements_per_item=1, length_bias=0.5, seed=2))
     copies = [
-        Judgement(f"{j.judgement_id} {k}", j.item_id, f"{j.annotator} {k}", j.choice, j.shown, j.strength) for j in made.judgements for k in range(4)
+        Judgement(f"{j.judgement_id} {k}", j.item_id, f"{j.annotator} {k}", j.choice, j.shown, j.strength)
+        for j in made.judgements
+        for k in range(4)
     ]
     one = choice_model(read_votes(made.judgements, made.items, made.lengths)).length
     four = choice_model(read_votes(copies, made.items, made.lengths)).length
@@ -106,7 +107,8 @@ def test_position_bias_names_the_person():
         shown = items[n].answers if side else items[n].answers[::-1]
         return Judgement(f"{n}{who}", f"i{n}", who, Choice.FIRST if side == left else Choice.SECOND, shown)
 
-    found = position_bias(read_votes([judge(n, w, w == "lefty" or rng.random() < 0.5) for n in range(80) for w in ("lefty", "fair")], items, {}))
+    judgements = [judge(n, who, who == "lefty" or rng.random() < 0.5) for n in range(80) for who in ("lefty", "fair")]
+    found = position_bias(read_votes(judgements, items, {}))
     p_values = {name: p for name, _, p in found.by_annotator}
     assert p_values["lefty"] < 1e-10
     assert p_values["fair"] > 0.05
@@ -127,7 +129,8 @@ def test_careless_people_and_those_with_the_buttons_turned_round_are_found():
     turned = {Choice.FIRST: Choice.SECOND, Choice.SECOND: Choice.FIRST}
     victim = next(name for name in (f"annotator-{n}" for n in range(10)) if name not in made.truth.careless)
     judgements = [
-        Judgement(j.judgement_id, j.item_id, j.annotator, turned[j.choice] if j.annotator == victim else j.choice, j.shown) for j in made.judgements
+        Judgement(j.judgement_id, j.item_id, j.annotator, turned[j.choice] if j.annotator == victim else j.choice, j.shown)
+        for j in made.judgements
     ]
     votes = read_votes(judgements, made.items, made.lengths)
     people = {p.annotator: p for p in competence(votes)}
@@ -198,7 +201,8 @@ def test_a_click_without_reading_and_a_person_who_clicks_are_flagged():
     one = next(k for k, j in enumerate(made_judgements) if j.annotator not in made.truth.careless)
     j = made_judgements[one]
     made_judgements[one] = Judgement(j.judgement_id, j.item_id, j.annotator, j.choice, j.shown, seconds=0.3)
-    made_judgements[one + 1] = Judgement("none", made_judgements[one + 1].item_id, "late", Choice.TIE, made_judgements[one + 1].shown, seconds=0.0)
+    other = made_judgements[one + 1]
+    made_judgements[one + 1] = Judgement("none", other.item_id, "late", Choice.TIE, other.shown, seconds=0.0)
     found = speed(read_votes(made_judgements, made.items, made.lengths))
     assert found.judgements[0].name == j.judgement_id
     assert found.judgements[0].fast

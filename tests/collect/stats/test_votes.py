@@ -31,12 +31,12 @@ def test_outcome_side_and_length_are_those_of_the_units_first_answer():
 
 def test_ties_both_bad_and_skips():
     votes = read_votes(
-        [judged("1", Choice.TIE), judged("2", Choice.BOTH_BAD, annotator="bob"), judged("3", Choice.SKIP, annotator="cy", reason=" unsure ")],
+        [judged("1", Choice.TIE), judged("2", Choice.BOTH_BAD, annotator="bob"), judged("3", Choice.SKIP, annotator="cy", reason=" no ")],
         [ITEM], {},
     )  # fmt: skip
     assert votes.outcome.tolist() == [0, 0]
     assert votes.both_bad.tolist() == [False, True]
-    assert votes.skip_reasons == {"unsure": 1}
+    assert votes.skip_reasons == {"no": 1}
     assert np.isnan(votes.length_ratio).all()
     assert len(votes.ids) == 3
 
@@ -63,7 +63,7 @@ def test_two_items_of_the_same_answers_are_one_unit_and_a_repeat_is_found_by_its
 def test_withdrawn_counts_nowhere_and_gold_is_apart():
     gold = Item("g", "p", ("a", "b"), Choice.FIRST)
     votes = read_votes(
-        [judged(withdrawn_at="2026-01-01"), judged("1", Choice.FIRST, ("a", "b"), item="g"), judged("2", Choice.TIE, ("a", "b"), "bob", "g")],
+        [judged(withdrawn_at="2026"), judged("1", Choice.FIRST, ("a", "b"), item="g"), judged("2", Choice.TIE, ("a", "b"), "bob", "g")],
         [ITEM, gold], {},
     )  # fmt: skip
     assert votes.num_withdrawn == 1

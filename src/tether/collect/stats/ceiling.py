@@ -70,7 +70,9 @@ class Ceiling:
         return not self.squared_margin.low > 0
 
 
-def ceiling(votes: Votes, *, attention: Attention = _NOBODY_CARELESS, seed: int, confidence: float = 0.95, num_resamples: int = 1000) -> Ceiling:
+def ceiling(
+    votes: Votes, *, attention: Attention = _NOBODY_CARELESS, seed: int, confidence: float = 0.95, num_resamples: int = 1000
+) -> Ceiling:
     """The ceiling of ``votes``, with bootstrap intervals over prompts. Test questions, repeats of one person and items that
     a strategy chose (they are harder than most) are left out.
 

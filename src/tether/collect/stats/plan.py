@@ -48,7 +48,7 @@ def plan_ceiling(
     ``agreement``: of two people on pairs that both decide, as expected; with d = 1 - tie_share, E e^2 = d^2 (2 agreement - 1). The
     variance of a unit's mean product is that of normal quality gaps. Items stand for prompts: several items of one prompt count for less.
 
-    Example: 0.02 at an agreement of 0.75, two judgements each -> about 2300 items; three each -> about 1050.
+    Example: 0.02 at an agreement of 0.75, two judgements each -> 1070 items; three each -> 595.
     """
     _check(half_width, confidence)
     if not 0.5 < agreement < 1:
