@@ -154,6 +154,15 @@ def test_too_little_overlap_is_an_error_that_says_what_to_do():
         ceiling(votes, seed=0)
 
 
+def test_hardly_a_preference_among_ties_gives_no_finite_interval():
+    items = [Item(f"i{n}", f"p{n}", (f"{n}a", f"{n}b")) for n in range(40)]
+    judgements = [
+        Judgement(f"{n}{w}", f"i{n}", w, Choice.FIRST if n == 0 else Choice.TIE, (f"{n}a", f"{n}b")) for n in range(40) for w in "xy"
+    ]
+    one = ceiling(read_votes(judgements, items, {}), seed=0)
+    assert (one.decided.low, one.decided.high) == (-math.inf, math.inf)
+
+
 def test_repeats_of_one_person_and_test_questions_are_no_overlap():
     items = [Item(f"i{n}{s}", f"p{n}", (f"{n}a", f"{n}b")) for n in range(40) for s in "uv"]
     alone = [Judgement(item.item_id, item.item_id, "x", Choice.FIRST, item.answers) for item in items]

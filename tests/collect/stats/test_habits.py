@@ -50,7 +50,8 @@ def test_intervals_of_planted_habits_cover_as_stated(seeds, least):
         limit = ceiling(votes, attention=attention(people), seed=seed, num_resamples=200)
         found = {
             "agreement": (agreed.raw, truth.agreement), "ties": (agreed.tie_share, truth.tie_share),
-            "left": (side.left_share, truth.left_share), "both bad": (agreed.both_bad_share, truth.both_bad_share), "length": (model.length, truth.length_slope),
+            "left": (side.left_share, truth.left_share),
+            "both bad": (agreed.both_bad_share, truth.both_bad_share), "length": (model.length, truth.length_slope),
             "side": (model.left, truth.left_slope), "ceiling": (limit.decided, truth.ceiling),
             "ceiling, ties half": (limit.ties_half, truth.ceiling_ties_half),
         }  # fmt: skip
@@ -79,6 +80,15 @@ def test_logistic_regression_is_at_its_maximum_and_says_when_there_is_none():
     slope = logistic(x, y, np.ones(300))
     assert np.abs(x.T @ (y - 1 / (1 + np.exp(-(x @ slope))))).max() < 1e-8
     assert np.isnan(logistic(np.ones((4, 1)), np.ones(4), np.ones(4))).all()  # every choice is explained: no finite slope
+
+
+def test_slopes_and_clustered_errors_are_those_of_another_program():
+    """statsmodels 0.15.0: Logit, cov_type="cluster" over prompts without its small-sample factors, which are ours times sqrt(300 / 299)."""
+    votes, _ = votes_of(num_prompts=300, length_bias=0.5, position_bias=0.2, seed=2)
+    found = choice_model(votes)
+    errors = [(one.high - one.low) / 2 / 1.959963984540054 for one in (found.length, found.left)]
+    assert [found.length.estimate, found.left.estimate] == pytest.approx([0.26096909, 0.15474895], rel=1e-6)
+    assert errors == pytest.approx([0.09986051, 0.06667197], rel=1e-6)
 
 
 def test_clustered_errors_know_that_copies_say_nothing_new():
@@ -237,8 +247,8 @@ def test_cycles_of_coins_are_a_quarter_and_of_rock_paper_scissors_all():
 
 
 def test_cycles_of_one_quality_are_those_that_its_noise_explains():
-    for temperature in (0.5, 1.5):
-        votes, _ = votes_of(num_prompts=250, answers_per_prompt=4, judgements_per_item=2, temperature=temperature, tie_threshold=0.2, seed=1)
+    for noise in (0.5, 1.5):
+        votes, _ = votes_of(num_prompts=250, answers_per_prompt=4, judgements_per_item=2, temperature=noise, tie_threshold=0.2, seed=1)
         found = transitivity(votes, ceiling(votes, seed=0, num_resamples=50), seed=0)
         assert found.cyclic.low - 0.02 <= found.expected <= found.cyclic.high + 0.02
         assert 0 < found.expected < 0.25

@@ -128,7 +128,7 @@ def test_the_text_says_what_to_do(summary):
 def test_the_page_is_closed_to_the_world_and_escapes_what_people_wrote(made, tmp_path):
     hostile = "<img src=x onerror=alert(1)>"
     judgements = [
-        Judgement(j.judgement_id, j.item_id, j.annotator.replace("annotator-0", hostile), j.choice, j.shown, reason=hostile * bool(j.reason))
+        Judgement(j.judgement_id, j.item_id, j.annotator.replace("annotator", hostile), j.choice, j.shown, reason=hostile * bool(j.reason))
         for j in made.judgements
     ]
     target = write_page(summarise(judgements, made.items, made.lengths), tmp_path / "stats.html", title=hostile)

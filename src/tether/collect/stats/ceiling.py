@@ -157,6 +157,7 @@ def product_variance(squared_margin: float, decided_share: float, num_judgements
 
 def _mean_margin(moment_R: Floats, decided_R: Floats) -> Floats:
     """E|e| from E e^2 and E d, by interpolation in a table of (tau, t): root of the moment along tau, then decided share."""
+    decided_R = np.maximum(decided_R, 1e-6)  # a resample may have no preference; its ceiling is NaN
     low, high = float(decided_R.min()), float(decided_R.max())
     grid = np.linspace(low, high, 3) if high - low > 1e-9 else np.array([low])
     rows = [_curve(decided) for decided in grid]
