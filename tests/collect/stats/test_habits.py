@@ -151,6 +151,14 @@ def test_careless_people_and_those_with_the_buttons_turned_round_are_found():
     assert all(abs(p.shrunk - p.relative.estimate) < 0.15 for p in people.values())
 
 
+def test_the_careless_do_not_lower_the_mark():
+    """With four careless people of ten, the median of all would be below the attentive ones."""
+    votes, truth = votes_of(num_prompts=1500, temperature=0.6, careless_share=0.4, seed=6)
+    relative = [p.relative.estimate for p in competence(votes) if p.annotator not in truth.careless]
+    assert len(relative) == 6
+    assert np.mean(relative) == pytest.approx(1.0, abs=0.06)
+
+
 def test_nobody_is_called_careless_who_is_not():
     flagged = [p.unreliable for seed in range(40) for p in competence(votes_of(num_prompts=200, temperature=0.6, seed=seed)[0])]
     assert np.mean(flagged) <= 0.005
