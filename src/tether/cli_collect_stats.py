@@ -14,7 +14,7 @@ _Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print everyt
 
 
 def stats(
-    database: Annotated[str, Parameter(name="DB", help="The database of a collection: a file, or the URL of a PostgreSQL database.")],
+    database: Annotated[str, Parameter(name="DATABASE", help="A SQLite file, or a postgresql:// URL.")],
     /,
     *,
     as_json: _Json = False,
