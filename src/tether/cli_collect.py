@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
+from tether.cli_collect_stats import simulate, stats
+
 __all__ = ["collect_app"]
 
 _FLAG = Parameter(negative=())
@@ -202,3 +204,6 @@ def _read(path: Path) -> str:
 
 
 # Commands of tether.collect.web (serve) and of tether.collect.stats (stats) are registered below this line.
+
+collect_app.command(stats)
+collect_app.command(simulate)
