@@ -13,7 +13,7 @@ from tether.algorithms.experience import Annotated, Experience
 from tether.data.batches import PolicyBatch, TextBatch
 from tether.errors import NumericsError
 
-__all__ = ["RolloutRow", "check_rows", "part_tensors", "policy_batch", "sampler_logprobs"]
+__all__ = ["RolloutRow", "check_rows", "drawn_logprobs", "part_tensors", "policy_batch", "sampler_logprobs"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,17 @@ def sampler_logprobs(old_logprobs_BT: Tensor, mask_BT: Tensor, rows: Sequence[Ro
         if row.sampler_logprobs is not None:
             sampler_BT[index, mask_BT[index]] = torch.tensor(row.sampler_logprobs, device=sampler_BT.device)
     return sampler_BT
+
+
+def drawn_logprobs(mask_BT: Tensor, rows: Sequence[RolloutRow]) -> Tensor:
+    """What the sampler reported, 0 elsewhere. Raises ValueError for a row without it: what drew it is then not known."""
+    absent = next((index for index, row in enumerate(rows) if row.sampler_logprobs is None), None)
+    if absent is not None:
+        raise ValueError(
+            f"row {absent} ({rows[absent].group}) has no sampler log-probabilities, and with rollouts_ahead = 1 other weights drew it than "
+            "those that are updated: give sampler_logprobs, or set rollouts_ahead = 0"
+        )
+    return sampler_logprobs(torch.zeros(mask_BT.shape, device=mask_BT.device), mask_BT, rows)
 
 
 def part_tensors(rows: Sequence[RolloutRow], weights: Sequence[float], like: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
