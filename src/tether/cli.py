@@ -266,7 +266,7 @@ def main(tokens: Sequence[str]) -> int:
         _complain(f"{stopped}. To continue, run: {_again(tokens)}")
         return stopped.status
     except TetherError as error:
-        _complain(str(error))
+        _complain("\n".join([str(error), *vars(error).get("__notes__", ())]))
         return 1
     except KeyboardInterrupt:
         _complain(f"stopped. Run again: {_again(tokens)}")

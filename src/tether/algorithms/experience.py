@@ -20,7 +20,7 @@ class Experience:
     ``terminated_B``: the answer ended by itself; otherwise it was cut by the token budget, and ``bootstrap_values_B`` (actor-critic)
     is the value of the state it was cut in. ``group_ids_B``: rows of one prompt share an id, in any order. ``baseline_scores_B``: the
     score of the greedy answer to the same prompt (ReMax). ``parts_BK``: unweighted reward parts, NaN where one does not apply, with
-    ``part_weights_K`` (GDPO). ``drawn_logprobs_BT``: the sampler's, where other weights than the old ones drew the answers (rollouts_ahead).
+    ``part_weights_K`` (GDPO). ``drawn_logprobs_BT``: the sampler's, where older weights drew the answers (rollouts_ahead).
     """
 
     mask_BT: Tensor

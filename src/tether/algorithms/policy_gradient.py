@@ -93,8 +93,8 @@ def policy_loss(
 
     w_t are the importance weights of ``config.sampler_correction`` (1 where it is off). With ``rollouts_ahead`` the surrogate is then the
     decoupled one (Hilton et al. 2110.00641): clipped about the old policy, weighted by old / sampler. v_t is 1, and with ``rollouts_ahead``
-    min(pi_old / pi_sampler at token t, sampler_correction.high), whatever the mode: the KL at a token is an expectation over that token, in the
-    state that the sampler reached.
+    min(pi_old / pi_sampler at token t, sampler_correction.high), whatever the mode: the KL at a token is an expectation over that token,
+    in the state that the sampler reached.
     """
     losses_BT = _surrogate(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT, config)
     correction = None

@@ -55,8 +55,8 @@ class SequenceMask:
 
 @dataclass(frozen=True)
 class OffPolicyKL:
-    """KL(old || reference) from answers that another policy drew. `rows_B`: one weighted sum per row; their mean over the rows that are not
-    empty; and the token mean. Nats.
+    """KL(old || reference) from answers that another policy drew. `rows_B`: one weighted sum per row; their mean
+    over the rows that are not empty; and the token mean. Nats.
     """
 
     rows_B: Float[Tensor, "B"]
@@ -129,10 +129,11 @@ def off_policy_kl(
 ) -> OffPolicyKL:
     """KL(old || reference) of answers drawn by the sampler's policy: row = sum_t w_t k_t with `prefix_weights` w.
 
-    E_{y ~ sampler} sum_t w_t k_t = E_{y ~ old} sum_t k_t, the KL per answer (k1, k3: exactly), since k_t and whether token t is there depend
-    on the tokens up to t alone (per-decision weights, Precup, Sutton and Singh 2000). Unweighted, k1 has the mean KL(sampler || reference) -
-    KL(sampler || old) instead: below 0 where the sampler is the reference. Token mean: sum w k / sum w, whose two sums have the means of
-    sum k and of the number of tokens under old. With equal policies both are those of `kl_units`.
+    E_{y ~ sampler} sum_t w_t k_t = E_{y ~ old} sum_t k_t, the KL per answer (k1, k3: exactly), since k_t and
+    whether token t is there depend on the tokens up to t alone (per-decision weights, Precup, Sutton and Singh
+    2000). Unweighted, k1 has the mean KL(sampler || reference) - KL(sampler || old) instead: below 0 where the
+    sampler is the reference. Token mean: sum w k / sum w, two sums with the means of sum k and of the number of
+    tokens under old. With equal policies both are those of `kl_units`.
 
     Raises NonFiniteError at a live NaN, ValueError with no live token. Example: old [log .5, log .4], ref [log .25, log .4], sampler
     [log .25, log .8], k1 -> w [2, 1], row 2 log 2, token mean 2 log 2 / 3.

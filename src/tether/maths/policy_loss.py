@@ -149,8 +149,8 @@ def policy_stats(
 ) -> PolicyStats:
     """Sums for monitoring a policy update, as Python floats; see PolicyStats. algorithms.md section 5.
 
-    `weights_BT`: pi_old / pi_sampler at each token, where another policy than the old one drew them; approx_kl_* are of samples of the
-    old policy and are weighted by it, the shares are of the tokens that are there.
+    `weights_BT`: pi_old / pi_sampler at each token, where another policy than the old one drew them; approx_kl_*
+    are means under the old policy and are weighted by it, the shares are of the tokens that are there.
 
     Raises NonFiniteError at a live NaN. Example: one token, log-ratio log 1.4, A 2, eps .2 -> k1 -.336472,
     k3 .063528, clip_high 1.

@@ -36,7 +36,7 @@ from tether.rewards.build import build_rubric
 from tether.run.cards import write_cards
 from tether.run.checks.evidence import acknowledge as acknowledge_alarms
 from tether.run.checks.stage import watch_for
-from tether.run.context import Context, build_stage, load_policy, load_scorer, proof_for, sampler_for, stage_hashes
+from tether.run.context import Context, build_stage, load_policy, load_scorer, proof_for, sampler_for, snapshot_for, stage_hashes
 from tether.run.direct_stage import direct_stage
 from tether.run.evaluate_stage import evaluate_stage
 from tether.run.folder import RunFolder, sha256_text
@@ -237,12 +237,13 @@ def _rl_stage(context: Context, name: str, start: Path, reward_model: Path | Non
             learner = _learner(context, config, start, reward_model, stage)
         rubric = build_rubric(config.rewards, reward_model=load_scorer(context, reward_model))
         recorder = context.recorder(stage, config.steps)
-        local = sampler_for(context, learner.policy, config.sampling.max_rows)
+        snapshot = snapshot_for(context, learner.policy, config)
+        local = sampler_for(context, learner.policy, config.sampling.max_rows, snapshot)
         sampler = context.journalled(local, stage, config, rows.sha256)
         proof = proof_for(context, learner.policy, local)
         keeper = context.keeper(recorder, config, rows.sha256, {"answers": sampler})
         watch = watch_for(context, learner, local, rubric, recorder, keeper)
-        last = rl(OnlineRun(learner, sampler, rubric, prompts, context.config.seed, proof), recorder, keeper, watch)
+        last = rl(OnlineRun(learner, sampler, rubric, prompts, context.config.seed, proof, snapshot), recorder, keeper, watch)
         keeper.close()
         learner.policy.save(folder)
         summary = {
