@@ -98,6 +98,7 @@ def rl(
 
     ``reward_workers``: for a reward function that waits (on a judge, a sandbox) and may be called from threads: so many calls run at once
     while other answers are still generated. 0: it is called afterwards, one answer at a time. The scores are the same.
+    With ``rollouts_ahead=1`` it is always called from another thread, while the policy is updated: it must not read the policy.
     ``settings`` are the fields of that algorithm's section ``[rl.NAME]`` (``steps``, ``kl={"beta": .05}``, ...) and ``compute={...}``.
     Returns the metrics of the last step; with ``log`` every step is appended to that .jsonl. Raises ConfigError for wrong settings.
     """
