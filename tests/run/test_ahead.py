@@ -36,6 +36,7 @@ from tether.run.observer import Quiet
 from tether.run.pipeline import run
 from tether.run.recorder import Recorder
 from tether.run.rl import OnlineRun, rl
+from tether.run.rounds import RoundLearner
 from tether.run.rows import RolloutRow, rows_of, state_of_rows
 from tether.run.verify_resume import verify_resume
 from tether.state import State
@@ -187,6 +188,51 @@ def test_a_thread_that_draws_uses_as_many_threads_of_torch_as_the_run(policy, tm
     assert counts == {1}
 
 
+# -- who is first -----------------------------------------------------------------------------------------------------------
+
+
+def waits(patch, owner, name, until):
+    """A method begins when ``until()`` holds."""
+    real = getattr(owner, name)
+
+    def late(self, *args, **kwargs):
+        end = time.monotonic() + LIMIT_S
+        while not until() and time.monotonic() < end:
+            time.sleep(0.001)
+        assert until()
+        return real(self, *args, **kwargs)
+
+    patch.setattr(owner, name, late)
+
+
+def update_first(patch):
+    """Nothing of a round is drawn before the update beside it is applied."""
+    rounds = []
+    real = RoundLearner.learn
+    patch.setattr(RoundLearner, "learn", lambda self, *args: (real(self, *args), rounds.append(1))[0])
+
+    def due():
+        thread = threading.current_thread().name
+        return not thread.startswith("tether-answers") or len(rounds) >= int(thread.removeprefix("tether-answers-")) - 1
+
+    waits(patch, LocalSampler, "generate", due)
+
+
+def drawing_first(patch):
+    """Nothing is updated before the answers beside it are drawn."""
+    waits(patch, LocalWorker, "accumulate", lambda: drawing_threads() == [])
+
+
+def in_turns(patch):
+    """Every token and every pass takes its time."""
+    for owner, name in ((LocalSampler, "_draw"), (LocalWorker, "accumulate")):
+        ready = iter(range(1 << 20))
+        waits(patch, owner, name, lambda ready=ready: next(ready) % 8 >= 6)
+
+
+ORDERS = (update_first, drawing_first)
+
+
 # -- the weights that draw ---------------------------------------------------------------------------------------------------
 
 
@@ -222,7 +268,9 @@ def learns(folder, compute=None, kind="grpo", **settings):
     return [event["metrics"] for event in read_events(folder / "log.jsonl") if event["kind"] == "step"]
 
 
-def test_sampler_and_trainer_are_compared_by_the_weights_that_drew(tmp_path):
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.__name__)
+def test_sampler_and_trainer_are_compared_by_the_weights_that_drew(order, tmp_path, monkeypatch):
+    order(monkeypatch)
     metrics = learns(tmp_path)
     assert all(m["sampler_gap_max"] < 1e-4 for m in metrics)  # the weights moved by more, as the next line shows
     assert all(m["sampler_ess"] < 1 - 1e-3 for m in metrics[1:])
@@ -250,19 +298,6 @@ def test_a_publish_that_was_skipped_stops_the_run(dtype, tmp_path, monkeypatch):
 # -- a function of its configuration -----------------------------------------------------------------------------------------
 
 
-def slow(patch, owner, name, seconds):
-    real = getattr(owner, name)
-
-    def late(self, *args, **kwargs):
-        time.sleep(seconds)
-        return real(self, *args, **kwargs)
-
-    patch.setattr(owner, name, late)
-
-
-SLOWER = {"drawing": (LocalSampler, "_draw", 0.01), "update": (LocalWorker, "accumulate", 0.02)}
-
-
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """The run of a kind that was left alone, made once."""
@@ -276,16 +311,16 @@ def unbroken(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("side", SLOWER)
-def test_no_bit_depends_on_which_side_is_slower(unbroken, side, tmp_path, monkeypatch):
-    slow(monkeypatch, *SLOWER[side])
+@pytest.mark.parametrize("order", [*ORDERS, pytest.param(in_turns, marks=pytest.mark.slow)])
+def test_no_bit_depends_on_which_side_is_slower(unbroken, order, tmp_path, monkeypatch):
+    order(monkeypatch)
     assert_same(unbroken("grpo"), run(config_of("grpo", tmp_path)).folder, "rl.a")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", SLOWER)
+@pytest.mark.parametrize("order", [*ORDERS, in_turns])
 @pytest.mark.parametrize("kind", ["ppo", "remax", "online_dpo"])
-def test_nor_in_bfloat16_with_a_reward_model_that_is_asked_beside_the_update(kind, side, tmp_path):
+def test_nor_in_bfloat16_with_a_reward_model_that_is_asked_beside_the_update(kind, order, tmp_path):
     """Leaving autocast in one thread empties the casts of all threads."""
     folders = []
     for name in ("plain", "late"):
@@ -296,7 +331,7 @@ def test_nor_in_bfloat16_with_a_reward_model_that_is_asked_beside_the_update(kin
         config = RunConfig.model_validate(make_config(tmp_path / name, **sections) | {"compute": compute})
         with pytest.MonkeyPatch.context() as patch:
             if name == "late":
-                slow(patch, *SLOWER[side])
+                order(patch)
             folders.append(run(config).folder)
     assert_same(*folders, "rl.a")
 
