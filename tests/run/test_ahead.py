@@ -29,7 +29,8 @@ from tether.pulse import Stopped, beat, last_beat, stop_at_beats
 from tether.rewards.rubric import Rubric
 from tether.rollout.local import LocalSampler
 from tether.rollout.scripted import ScriptedSampler
-from tether.run.ahead import AnswersAhead, Collected
+from tether.run import ahead
+from tether.run.ahead import AnswersAhead, Collected, compare_with_snapshot
 from tether.run.checkpoint import CheckpointStore
 from tether.run.describe import sampled_kl, warn_of_negative_kl
 from tether.run.observer import Quiet
@@ -169,9 +170,9 @@ def test_both_sides_are_at_work_at_once(policy, tmp_path):
 
 def test_the_answers_of_a_round_are_those_of_its_prompts_whoever_draws_them(policy, tmp_path):
     rounds = []
-    for name, ahead in (("now", 0), ("ahead", 1)):
+    for name, rounds_ahead in (("now", 0), ("ahead", 1)):
         (tmp_path / name).mkdir()
-        learner = Notebook(policy, grpo(4, rollouts_ahead=ahead))
+        learner = Notebook(policy, grpo(4, rollouts_ahead=rounds_ahead))
         play(learner, Teller(), tmp_path / name)
         rounds.append([[(row.group, row.response_ids, row.score) for row in told] for told in learner.rounds])
     assert rounds[0] == rounds[1]
@@ -286,6 +287,47 @@ def test_a_sampler_that_draws_from_another_distribution_is_still_seen(tmp_path, 
 
     monkeypatch.setattr(LocalSampler, "_draw", sharper)
     assert all(m["sampler_gap_mean"] > 0.05 for m in learns(tmp_path))
+
+
+@pytest.mark.parametrize(("room", "compared"), [(8, 8), (3, 2), (0, 0)])
+def test_a_comparison_that_does_not_fit_beside_the_update_looks_at_fewer_answers(room, compared, policy, caplog):
+    class Tight:
+        def __init__(self):
+            self.policy, self.seen = policy, []
+
+        def logprobs(self, texts, temperature):
+            if len(texts.lengths()) > room:
+                raise torch.OutOfMemoryError
+            self.seen.append(len(texts.lengths()))
+            return torch.zeros(texts.token_ids_BT.shape)
+
+    snapshot, metrics = Tight(), MetricSums()
+    rows = [RolloutRow((5,), (6, 7), (-1.0 - n, -1.0 - n), 0.0, "p", True) for n in range(8)]
+    compare_with_snapshot(metrics, rows, snapshot, 1.0)
+    assert snapshot.seen == [compared][: bool(compared)]
+    assert metrics.means().get("sampler_gap_max") == (compared or None)
+    assert ("not even one of them fits" in caplog.text) == (not compared)
+
+
+def test_a_reward_that_hangs_when_the_run_stops_is_left_with_a_warning(policy, tmp_path, monkeypatch, caplog):
+    asked, free = threading.Event(), threading.Event()
+
+    class Hangs(FirstToken):
+        def score(self, rollouts):
+            if threading.current_thread().name.startswith("tether-answers"):
+                asked.set()
+                free.wait(LIMIT_S)
+            return super().score(rollouts)
+
+    def breaks(number):
+        assert asked.wait(LIMIT_S)
+        raise Broken
+
+    monkeypatch.setattr(ahead, "_PATIENCE_S", 0.01)
+    with pytest.raises(Broken):
+        play(Notebook(policy, grpo(4), breaks), Teller(), tmp_path, Hangs())
+    free.set()
+    assert "answers of step 2 did not stop" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -134,6 +134,8 @@ class _Drawing:
     def stop(self) -> None:
         self._stopped.set()
         self._thread.join(_PATIENCE_S)
+        if self._thread.is_alive():
+            _LOG.warning("the drawing of the answers of step %d did not stop within %.0f s and is left: a reward?", self._step, _PATIENCE_S)
 
     def _work(self, collect: Callable[[int], Collected]) -> None:
         stop_at_beats(self._stopped)
