@@ -7,8 +7,8 @@
 So the answers of round t were drawn by the weights after round t - 2 (the start's in the first two rounds), whichever side is faster: a
 run is still a function of its configuration. Nothing is written to the weights that draw: they are a ``Snapshot``, taken at a publish.
 
-Between two rounds whole answers wait, and a checkpoint keeps those rather than the older weights that drew them: some 30 bytes a token
-instead of 4 a weight, and nothing has to be drawn again. What a crash interrupts is drawn by weights that the checkpoint has, since sampler
+Between two rounds whole answers wait, and a checkpoint keeps those rather than the older weights that drew them: 16 bytes a token instead
+of 4 a weight, and nothing has to be drawn again. What a crash interrupts is drawn by weights that the checkpoint has, since sampler
 and trainer hold the same ones there. The journal keeps what was finished of it, as ever.
 """
 
