@@ -28,6 +28,7 @@ from tether.events import EventLog
 from tether.models.policy import Policy
 from tether.models.reference import Reference
 from tether.models.reward import RewardModel
+from tether.models.snapshot import Snapshot
 from tether.models.value import Critic
 from tether.records import prompt_from_row
 from tether.rewards.learned import LearnedPart
@@ -97,6 +98,7 @@ def rl(
 
     ``reward_workers``: for a reward function that waits (on a judge, a sandbox) and may be called from threads: so many calls run at once
     while other answers are still generated. 0: it is called afterwards, one answer at a time. The scores are the same.
+    With ``rollouts_ahead=1`` it is always called from another thread, while the policy is updated: it must not read the policy.
     ``settings`` are the fields of that algorithm's section ``[rl.NAME]`` (``steps``, ``kl={"beta": .05}``, ...) and ``compute={...}``.
     Returns the metrics of the last step; with ``log`` every step is appended to that .jsonl. Raises ConfigError for wrong settings.
     """
@@ -109,13 +111,15 @@ def rl(
         raise ValueError("prompts is empty: give at least one")
     rubric = _rubric(reward, compute, reward_workers)
     learner = _learner(policy, None, config, compute, seed)
-    sampler = LocalSampler(policy.model, policy.format.eos_ids, policy.format.pad_id, compute.dtype, config.sampling.max_rows)
+    snapshot = Snapshot(policy, compute.dtype) if config.rollouts_ahead else None
+    drawn_by, ends = policy if snapshot is None else snapshot.policy, policy.format.eos_ids
+    sampler = LocalSampler(drawn_by.model, ends, policy.format.pad_id, compute.dtype, config.sampling.max_rows, snapshot=snapshot)
     proof = WeightProof(policy, sampler, compute.dtype, compute.autocast)
     with TemporaryDirectory() as scratch:
         events = EventLog(log if log is not None else Path(scratch) / "events.jsonl")
         recorder = Recorder(events, observer or Quiet(), f"rl.{config.kind}", config.steps)
         try:
-            return run_rl(OnlineRun(learner, sampler, rubric, asked, seed, proof), recorder)
+            return run_rl(OnlineRun(learner, sampler, rubric, asked, seed, proof, snapshot), recorder)
         finally:
             events.close()
 

@@ -279,7 +279,7 @@ def main(tokens: Sequence[str]) -> int:
         _complain(f"{stopped}. To continue, run: {_again(tokens)}")
         return stopped.status
     except TetherError as error:
-        _complain(str(error))
+        _complain("\n".join([str(error), *vars(error).get("__notes__", ())]))
         return 1
     except OSError as error:
         if error.errno not in _DISK:

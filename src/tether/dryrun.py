@@ -153,6 +153,8 @@ def plan_lines(config: RunConfig) -> list[str]:
             f"at most {rl.steps * rl.epochs * rl.minibatches:,} optimiser steps, "
             f"at most {rollouts * rl.sampling.max_new_tokens:,} tokens generated; {_tether_text(rl)}"
         )
+        if rl.rollouts_ahead:
+            lines.append(f"rl.{name}: {_ahead_text(rl, config)}")
     lines += [_plan_direct(name, direct) for name, direct in config.direct.items()]
     if config.evaluate:
         lines.append(_plan_evaluate(config.evaluate, 1 + len(config.rl) + len(config.direct)))
@@ -166,6 +168,18 @@ def _tether_text(rl: RolloutConfig) -> str:
     if isinstance(rl, PolicyGradientConfig):
         return f"tether in the {rl.kl.where}, beta {rl.kl.beta:g}" if rl.kl.beta else "no tether (kl.beta = 0)"
     return f"tether in the preference loss, beta {rl.beta:g}" if isinstance(rl, OnlineDPOConfig) else ""
+
+
+def _ahead_text(rl: RolloutConfig, config: RunConfig) -> str:
+    """Who draws, what corrects for it, and the memory it takes."""
+    text = "answers are drawn beside the update of the round before, by weights one round older than those they are learned with; "
+    if isinstance(rl, PolicyGradientConfig):
+        high = rl.sampler_correction.high
+        text += f"corrected by sampler_correction {rl.sampler_correction.mode}, {'no bound' if high is None else f'at most {high:g}'}; "
+    else:
+        text += "a preference loss needs no correction for it; "
+    held = "the adapters" if config.model.lora else "the weights, at most 4 bytes each (docs/asynchronous.md)"
+    return f"{text}in memory once more: {held}"
 
 
 def _plan_sft(sft: SFTConfig) -> str:

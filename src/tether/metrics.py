@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = ["REGISTRY", "Metric", "MetricSums", "UnknownMetricError", "describe"]
@@ -44,6 +44,7 @@ REGISTRY: dict[str, Metric] = _table(
     ("generate_seconds", "s", "none", "wall time", "Time spent sampling.", None),
     ("score_seconds", "s", "none", "wall time", "Time spent scoring rollouts.", None),
     ("score_hidden_seconds", "s", "reward parts asked early", "wall time", "The part of score_seconds that went by while answers were still generated, and so cost the step nothing.", (0.0, None)),
+    ("draw_wait_seconds", "s", "none", "wall time", "Time that a round waited, after its update, for the answers of the next one (rollouts_ahead).", (0.0, None)),
     ("annotate_seconds", "s", "none", "wall time", "Time spent on old, reference and value passes.", None),
     ("update_seconds", "s", "none", "wall time", "Time spent on forward, backward and optimiser.", None),
     # SFT and reward model
@@ -71,8 +72,8 @@ REGISTRY: dict[str, Metric] = _table(
     ("sampled_batches", "batches", "none", "sum over the step", "Batches of prompts that the step asked, the first included.", None),
     ("baseline_reward", "reward", "greedy answers", "mean over prompts", "Reward of the greedy answers that ReMax subtracts.", None),
     # KL to the reference
-    ("kl_k1_token", "nats per token", "response tokens", "mean over tokens", "KL(policy || reference), k1, of the policy that sampled.", (-0.02, None)),
-    ("kl_k3_token", "nats per token", "response tokens", "mean over tokens", "KL(policy || reference), k3, of the policy that sampled.", (0.0, None)),
+    ("kl_k1_token", "nats per token", "response tokens", "mean over tokens", "KL(policy || reference), k1, of the policy before the update.", (-0.02, None)),
+    ("kl_k3_token", "nats per token", "response tokens", "mean over tokens", "KL(policy || reference), k3, of the policy before the update.", (0.0, None)),
     ("kl_k1_sequence", "nats per sequence", "response tokens", "mean over sequences of the sum over tokens", "KL(policy || reference), k1, summed over the answer.", (-1.0, None)),
     ("kl_loss", "nats per token", "response tokens", "as the loss aggregates", "The KL term of the loss before beta (kl.where = 'loss').", None),
     ("beta", "reward per nat", "none", "value", "Strength of the tether in force.", None),
@@ -81,7 +82,7 @@ REGISTRY: dict[str, Metric] = _table(
     ("value_loss", "reward^2", "response tokens", "mean over tokens", "Half the squared error of the values.", None),
     ("explained_variance", "share", "response tokens", "1 - var(return - old value) / var(return)", "How much of the returns the value function foresaw.", (0.0, 1.0)),
     ("value_clip_share", "share", "response tokens", "mean over tokens", "Tokens whose value loss takes the clipped branch.", (0.0, 0.3)),
-    ("entropy", "nats per token", "response tokens", "mean over tokens", "Entropy of the tempered distribution over the whole vocabulary, of the policy that sampled.", (0.05, None)),
+    ("entropy", "nats per token", "response tokens", "mean over tokens", "Entropy of the tempered distribution over the whole vocabulary, of the policy before the update, in the states that were sampled.", (0.05, None)),
     ("update_kl_k1", "nats per token", "response tokens", "mean over tokens", "KL(old || new) of the update, k1.", None),
     ("update_kl_k2", "nats per token", "response tokens", "mean over tokens", "KL(old || new) of the update, k2.", (0.0, 0.1)),
     ("update_kl_k3", "nats per token", "response tokens", "mean over tokens", "KL(old || new) of the update, k3.", (0.0, 0.1)),
@@ -93,8 +94,9 @@ REGISTRY: dict[str, Metric] = _table(
     ("ratio_min", "1", "response tokens", "minimum", "Smallest importance ratio of the step.", (0.1, None)),
     ("ess_token", "share", "response tokens", "(sum w)^2 / (n sum w^2)", "Effective sample size of the update's importance ratios.", (0.5, 1.0)),
     ("first_ratio_error", "nats", "response tokens", "maximum", "Largest |new - old| log-probability before the first update of a rollout.", (0.0, 1e-4)),
-    ("sampler_gap_mean", "nats", "response tokens", "mean of the absolute difference", "Sampler against trainer log-probabilities.", (0.0, 0.06)),
-    ("sampler_gap_max", "nats", "response tokens", "maximum of the absolute difference", "Worst sampler against trainer difference.", (0.0, 1.0)),
+    ("sampler_gap_mean", "nats", "response tokens", "mean of the absolute difference", "Sampler against trainer log-probabilities, by the weights that drew (rollouts_ahead: of the answers of one pass).", (0.0, 0.06)),
+    ("sampler_gap_max", "nats", "response tokens", "maximum of the absolute difference", "Worst sampler against trainer difference, by the weights that drew (rollouts_ahead: of the answers of one pass).", (0.0, 1.0)),
+    ("staleness", "rounds", "response tokens", "mean over tokens", "Age of the weights that drew the answers when they are learned from: publishes since then (rollouts_ahead: 1, and 0 in the first round).", (0.0, 1.0)),
     ("publish_gap", "nats", "probe tokens", "maximum of the absolute difference", "Sampler against trainer log-probabilities of the fixed probe after this step's publish; too far apart stops the run.", (0.0, 1.0)),
     ("sampler_weight_mean", "1", "response tokens", "mean over tokens", "Mean importance weight against the sampler (sampler_correction).", (0.9, 1.1)),
     ("sampler_zero_share", "share", "response tokens", "mean over tokens", "Tokens that the sampler correction takes out of the loss.", (0.0, 0.1)),
@@ -148,6 +150,17 @@ class MetricSums:
         """Add finished values, each as one item."""
         for name, value in values.items():
             self.add(name, value)
+
+    def sums(self) -> dict[str, tuple[float, float]]:
+        """(sum, count) of every metric."""
+        return dict(self._sums)
+
+    @classmethod
+    def of(cls, sums: Mapping[str, Sequence[float]]) -> MetricSums:
+        """What ``sums`` was read from."""
+        made = cls()
+        made._sums = {describe(name).name: (float(total), float(count)) for name, (total, count) in sums.items()}
+        return made
 
     def means(self) -> dict[str, float]:
         """One number per metric: sum / count; NaN where nothing was counted."""

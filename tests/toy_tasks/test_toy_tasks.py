@@ -28,16 +28,16 @@ class LowerHalf:
         return [Score(statistics.fmean(token < 192 for token in rollout.completion.token_ids)) for rollout in rollouts]
 
 
-def train(kind, log, **settings):
+def train(kind, log, steps=12, **settings):
     """(reward, KL in nats per token) of every round."""
-    samples = 8 if kind in CRITIC_FREE and kind not in {"reinforce_pp", "remax"} else 1
+    samples = 8 if kind not in {*ACTOR_CRITIC, "reinforce_pp", "remax"} else 1
     tether.rl(
         tether.Policy.load(resolve_model("tiny")),
         ["one", "two", "three", "four"],
         [LowerHalf()],
         algorithm=kind,
         log=log,
-        steps=12,
+        steps=steps,
         samples_per_prompt=samples,
         prompts_per_step=ANSWERS // samples,
         sampling={"max_new_tokens": 2},
@@ -56,3 +56,15 @@ def test_it_learns_and_a_larger_beta_ends_nearer_to_the_reference(kind, tmp_path
     assert statistics.fmean(reward[-3:]) > reward[0] + 0.2
     _, tight = train(kind, tmp_path / "strong.jsonl", kl={"beta": STRONG})
     assert statistics.fmean(tight[-3:]) < 0.6 * statistics.fmean(loose[-3:])
+
+
+OTHERS = sorted({*ACTOR_CRITIC, *CRITIC_FREE, "online_dpo"} - {"grpo"})
+
+
+@pytest.mark.parametrize("kind", ["grpo", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)])
+def test_it_learns_from_answers_drawn_one_round_ahead(kind, tmp_path):
+    corrected = {} if kind == "online_dpo" else {"sampler_correction": {"mode": "token_truncate"}}
+    steps = 24 if kind in {"remax", "online_dpo"} else 12  # so large a step is stale in the next round; these two need longer for it
+    reward, kl = train(kind, tmp_path / "ahead.jsonl", steps, rollouts_ahead=1, **corrected)
+    assert kl[0] == pytest.approx(0, abs=1e-6)
+    assert statistics.fmean(reward[-3:]) > reward[0] + 0.2

@@ -20,7 +20,7 @@ class Experience:
     ``terminated_B``: the answer ended by itself; otherwise it was cut by the token budget, and ``bootstrap_values_B`` (actor-critic)
     is the value of the state it was cut in. ``group_ids_B``: rows of one prompt share an id, in any order. ``baseline_scores_B``: the
     score of the greedy answer to the same prompt (ReMax). ``parts_BK``: unweighted reward parts, NaN where one does not apply, with
-    ``part_weights_K`` (GDPO).
+    ``part_weights_K`` (GDPO). ``drawn_logprobs_BT``: the sampler's, where older weights drew the answers (rollouts_ahead).
     """
 
     mask_BT: Tensor
@@ -34,6 +34,7 @@ class Experience:
     baseline_scores_B: Tensor | None = None
     parts_BK: Tensor | None = None
     part_weights_K: Tensor | None = None
+    drawn_logprobs_BT: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,12 @@ def policy_loss(
     old_values_BT: Tensor | None = None,
     returns_BT: Tensor | None = None,
 ) -> LossSum:
-    """The sums of one microbatch: w_t surrogate_t + (where the KL acts in the loss) beta kl_t, the value loss, the entropy.
+    """The sums of one microbatch: w_t surrogate_t + (where the KL acts in the loss) beta v_t kl_t, the value loss, the entropy.
 
-    w_t are the importance weights of ``config.sampler_correction`` (1 where it is off).
+    w_t are the importance weights of ``config.sampler_correction`` (1 where it is off). With ``rollouts_ahead`` the surrogate is then the
+    decoupled one (Hilton et al. 2110.00641): clipped about the old policy, weighted by old / sampler. v_t is 1, and with ``rollouts_ahead``
+    min(pi_old / pi_sampler at token t, sampler_correction.high), whatever the mode: the KL at a token is an expectation over that token,
+    in the state that the sampler reached.
     """
     losses_BT = _surrogate(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT, config)
     correction = None
@@ -101,8 +104,10 @@ def policy_loss(
         weights_BT = _sampler_weights(logprobs_BT, old_logprobs_BT, sampler_logprobs_BT, advantages_BT, mask_BT, config.sampler_correction)
         losses_BT = losses_BT * weights_BT
         correction = _correction_sums(weights_BT, mask_BT)
+    drawn_BT = _token_weights(old_logprobs_BT, sampler_logprobs_BT, mask_BT, config)
     kl_BT = _kl_term(logprobs_BT, old_logprobs_BT, ref_logprobs_BT, mask_BT, config.kl, beta)
     if kl_BT is not None:
+        kl_BT = kl_BT if drawn_BT is None else kl_BT * drawn_BT
         losses_BT = losses_BT + beta * kl_BT
     value, clipped = _value_sums(values_BT, old_values_BT, returns_BT, mask_BT, config)
 
@@ -115,7 +120,7 @@ def policy_loss(
         losses_BT.new_zeros(()) if entropy_BT is None else masked_sum(entropy_BT, mask_BT),
         0.0 if kl_BT is None else float(aggregated(kl_BT.detach())),
         clipped,
-        _stats(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT, config),
+        _stats(logprobs_BT, old_logprobs_BT, advantages_BT, mask_BT, config, drawn_BT),
         correction,
     )
 
@@ -168,6 +173,13 @@ def _sampler_weights(
     return weights_BT
 
 
+def _token_weights(old_BT: Tensor, sampler_BT: Tensor | None, mask_BT: Tensor, config: OnlineConfig) -> Tensor | None:
+    """pi_old / pi_sampler of each token, at most ``sampler_correction.high``, where answers are drawn ahead."""
+    if not config.rollouts_ahead or sampler_BT is None:
+        return None
+    return is_weights(old_BT, sampler_BT, mask_BT, ImportanceMode.TOKEN_TRUNCATE, high=config.sampler_correction.high)
+
+
 def _correction_sums(weights_BT: Tensor, mask_BT: Tensor) -> CorrectionSums:
     live_N = weights_BT[mask_BT].double()
     return CorrectionSums(float(live_N.sum()), float(live_N.square().sum()), float((live_N == 0).sum()))
@@ -191,12 +203,14 @@ def _value_sums(
     return masked_sum(parts.losses_BT, mask_BT), float(parts.clipped_BT.sum())
 
 
-def _stats(logprobs_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, config: OnlineConfig) -> PolicyStats:
+def _stats(
+    logprobs_BT: Tensor, old_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, config: OnlineConfig, drawn_BT: Tensor | None
+) -> PolicyStats:
     """Monitoring sums with the clip shares of the ratio that the surrogate clips: of the token, or of the answer (GSPO)."""
     low, high = _bounds(config)
     if config.surrogate == "gmpo":  # its widths are those of the log-ratio
         low, high = -math.expm1(-low), math.expm1(high)
-    token = policy_stats(logprobs_BT, old_BT, advantages_BT, mask_BT, low, high, config.dual_clip)
+    token = policy_stats(logprobs_BT, old_BT, advantages_BT, mask_BT, low, high, config.dual_clip, drawn_BT)
     if config.surrogate not in {"gspo", "gspo_token"}:
         return token
     gap_BT = select(logprobs_BT.detach(), mask_BT) - select(old_BT, mask_BT)

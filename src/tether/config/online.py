@@ -62,7 +62,7 @@ class KLConfig(Section):
 
 class SamplerCorrectionConfig(Section):
     """Importance weights for a sampler whose log-probabilities differ from the trainer's (d = old - sampler, nats). They multiply the
-    policy loss of a token, never its KL term."""
+    policy loss of a token, not its KL term: that has weights of its own where answers are drawn ahead (`rollouts_ahead`)."""
 
     mode: Literal["off", "token_truncate", "token_mask", "seq_truncate", "seq_mask", "seq_geo_filter_token_weight"] = "off"
     """`token_truncate`: exp d clipped to [low, high]; `token_mask`: exp d, 0 outside; `seq_truncate`: min(exp of the summed d, high);
@@ -111,6 +111,9 @@ class RolloutConfig(Section):
     """Passes over one round's rollouts."""
     minibatches: int = Field(default=1, ge=1)
     """Optimiser steps per pass; rows are permuted afresh each pass."""
+    rollouts_ahead: int = Field(default=0, ge=0, le=1)
+    """1: the answers of a round are drawn while the round before it is learned from, hence always by the weights of one round earlier, and
+    policy-gradient kinds need a `sampler_correction`; 0: by the weights that are then updated."""
     optim: OptimConfig = OptimConfig()
     """Optimiser of the policy (and of a shared value head)."""
 
@@ -155,6 +158,10 @@ class PolicyGradientConfig(RolloutConfig):
         if self.overlong_share is not None and any(part.kind == "overlong" for part in self.rewards):
             raise ValueError("overlong_share and a reward part of kind 'overlong' would punish the same length twice; drop one "
                              "(overlong_share = \"off\")")  # fmt: skip
+        if self.rollouts_ahead and self.sampler_correction.mode == OFF:
+            raise ValueError("rollouts_ahead = 1 with sampler_correction.mode = 'off': the answers come from weights that are one round older "
+                             "than those of the update, and the gradient would be that of neither policy; set sampler_correction = "
+                             "{mode = \"token_truncate\", high = 2.0} (docs/asynchronous.md compares the modes), or rollouts_ahead = 0")  # fmt: skip
         return self
 
 

@@ -43,11 +43,14 @@ from .best_of_n import (
 from .importance import (
     ImportanceMode,
     MismatchKL,
+    OffPolicyKL,
     SequenceMask,
     effective_sample_size,
     is_weights,
     mismatch_kl,
+    off_policy_kl,
     off_policy_sequence_mask,
+    prefix_weights,
 )
 from .kl import (
     KLEstimator,
@@ -215,6 +218,7 @@ __all__ = [
     "Moments",
     "NgramStats",
     "NonFiniteError",
+    "OffPolicyKL",
     "OptimisationKind",
     "Overoptimisation",
     "PairMetrics",
@@ -302,6 +306,7 @@ __all__ = [
     "mixed_reward",
     "moments",
     "ngram_stats",
+    "off_policy_kl",
     "off_policy_sequence_mask",
     "opo_advantages",
     "orpo_loss",
@@ -312,6 +317,7 @@ __all__ = [
     "policy_stats",
     "ppo_surrogate",
     "preference_loss",
+    "prefix_weights",
     "principle_vote",
     "process_advantages",
     "rao_kupper",

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .kl import exp_within_range
+from .kl import KLEstimator, exp_within_range, kl_tokens
 from .masked import full_precision, require_finite, select
 
 
@@ -51,6 +51,17 @@ class SequenceMask:
 
     keep_B: Bool[Tensor, "B"]
     seq_kl_B: Float[Tensor, "B"]
+
+
+@dataclass(frozen=True)
+class OffPolicyKL:
+    """KL(old || reference) from answers that another policy drew. `rows_B`: one weighted sum per row; their mean
+    over the rows that are not empty; and the token mean. Nats.
+    """
+
+    rows_B: Float[Tensor, "B"]
+    seq_sum_mean_nats: float
+    token_mean_nats: float
 
 
 def is_weights(
@@ -93,6 +104,47 @@ def is_weights(
         case _:  # SEQ_GEO_FILTER_TOKEN_WEIGHT
             weights_BT = kept_within(token_BT, geometric_BT)
     return select(weights_BT, mask_BT)
+
+
+def prefix_weights(
+    old_logprobs_BT: Float[Tensor, "B T"],
+    sampler_logprobs_BT: Float[Tensor, "B T"],
+    mask_BT: Bool[Tensor, "B T"],
+) -> Float[Tensor, "B T"]:
+    """w_t = prod_{s <= t} pi_old(a_s) / pi_sampler(a_s) over the live tokens of a row, detached, 0 at pads.
+
+    What depends on the tokens up to t alone has the mean under the old policy that w_t times it has under the sampler. Raises
+    NonFiniteError at a live NaN. Example: d = [log 3, log .5] -> [3, 1.5].
+    """
+    log_ratio_BT = _mismatch(old_logprobs_BT, sampler_logprobs_BT, mask_BT)
+    return select(exp_within_range(log_ratio_BT.cumsum(-1)), mask_BT)
+
+
+def off_policy_kl(
+    old_logprobs_BT: Float[Tensor, "B T"],
+    ref_logprobs_BT: Float[Tensor, "B T"],
+    sampler_logprobs_BT: Float[Tensor, "B T"],
+    mask_BT: Bool[Tensor, "B T"],
+    estimator: KLEstimator = KLEstimator.K1,
+) -> OffPolicyKL:
+    """KL(old || reference) of answers drawn by the sampler's policy: row = sum_t w_t k_t with `prefix_weights` w.
+
+    E_{y ~ sampler} sum_t w_t k_t = E_{y ~ old} sum_t k_t, the KL per answer (k1, k3: exactly), since k_t and
+    whether token t is there depend on the tokens up to t alone (per-decision weights, Precup, Sutton and Singh
+    2000). Unweighted, k1 has the mean KL(sampler || reference) - KL(sampler || old) instead: below 0 where the
+    sampler is the reference. Token mean: sum w k / sum w, two sums with the means of sum k and of the number of
+    tokens under old. With equal policies both are those of `kl_units`.
+
+    Raises NonFiniteError at a live NaN, ValueError with no live token. Example: old [log .5, log .4], ref [log .25, log .4], sampler
+    [log .25, log .8], k1 -> w [2, 1], row 2 log 2, token mean 2 log 2 / 3.
+    """
+    if not bool(mask_BT.any()):
+        raise ValueError("a KL over nothing: the mask has no live position")
+    weights_BT = prefix_weights(old_logprobs_BT, sampler_logprobs_BT, mask_BT)
+    kl_BT = kl_tokens(old_logprobs_BT, ref_logprobs_BT, mask_BT, estimator).detach()
+    rows_B = (weights_BT * kl_BT).sum(-1)
+    total = rows_B.double().sum()
+    return OffPolicyKL(rows_B, float(total / mask_BT.any(-1).sum()), float(total / weights_BT.double().sum()))
 
 
 def effective_sample_size(weights_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"]) -> float:

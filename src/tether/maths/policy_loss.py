@@ -145,8 +145,12 @@ def policy_stats(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
     dual_clip: float | None = None,
+    weights_BT: Float[Tensor, "B T"] | None = None,
 ) -> PolicyStats:
     """Sums for monitoring a policy update, as Python floats; see PolicyStats. algorithms.md section 5.
+
+    `weights_BT`: pi_old / pi_sampler at each token, where another policy than the old one drew them; approx_kl_*
+    are means under the old policy and are weighted by it, the shares are of the tokens that are there.
 
     Raises NonFiniteError at a live NaN. Example: one token, log-ratio log 1.4, A 2, eps .2 -> k1 -.336472,
     k3 .063528, clip_high 1.
@@ -170,6 +174,8 @@ def policy_stats(
         "ratio_sum": ratio_N,
         "ratio_sq_sum": ratio_N.double().square(),
     }
+    if weights_BT is not None:
+        sums |= {name: weights_BT[mask_BT] * x_N for name, x_N in sums.items() if name.startswith("approx_kl")}
     totals = torch.stack([x_N.double().sum() for x_N in sums.values()]).tolist()  # one transfer
     ratio_min, ratio_max = (
         (float(ratio_N.min()), float(ratio_N.max())) if len(live_N) else (math.inf, -math.inf)

@@ -43,7 +43,7 @@ class Reference:
         shared = {id(part): part for part in (policy.tokenizer, policy.format)}
         twin = copy.deepcopy(policy, shared).requires_grad_(False).eval()
         if products != torch.float32:
-            _narrow(twin, products)
+            narrow(twin, products)
         return cls(twin, _Kind.COPY, products)
 
     @classmethod
@@ -82,7 +82,7 @@ class Reference:
             return self._policy.forward_response(batch, temperature).logprobs_BT
 
 
-def _narrow(model: nn.Module, dtype: torch.dtype) -> None:
+def narrow(model: nn.Module, dtype: torch.dtype) -> None:
     """Matrices of linear layers to ``dtype``; one that is an embedding too stays, for its rows are added in float32."""
     linear = [part for part in model.modules() if isinstance(part, nn.Linear)]
     others = {id(p) for part in model.modules() if not isinstance(part, nn.Linear) for p in part.parameters(recurse=False)}

@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from ..errors import DoesNotFitError, NumericsError, SamplerError
 from ..models.memory import free_memory, is_out_of_memory
+from ..models.snapshot import Snapshot
 from ..pulse import beat
 from ..types import Completion, Request, Sampling, StopReason
 from .copies import copy_again, packed_gaps
@@ -36,8 +37,9 @@ class LocalSampler:
     Llama models get a decoder of their own; any other model its own forward pass, which is said once in the
     log. ``compute_dtype`` float32 on a float32 model reads the trained parameters themselves; otherwise the
     weights are copied in that precision at construction and at each ``refresh``, in the layout that the CPU
-    multiplies by (``prepacked``) where that changes no bit. ``version`` is stamped on every token. Where
-    memory runs out, fewer answers are drawn side by side from then on, and come out the same.
+    multiplies by (``prepacked``) where that changes no bit. ``snapshot``: whose model this is, where the trained
+    weights must not be read between two of them. ``version`` is stamped on every token. Where memory runs out,
+    fewer answers are drawn side by side from then on, and come out the same.
     """
 
     def __init__(
@@ -48,12 +50,13 @@ class LocalSampler:
         compute_dtype: torch.dtype,
         max_rows: int = 64,
         version: int = 0,
+        snapshot: Snapshot | None = None,
     ) -> None:
         if max_rows < 1:
             raise SamplerError(f"max_rows must be at least 1, got {max_rows}")
         self.eos_ids, self.pad_id = frozenset(eos_ids), pad_id
         self.compute_dtype, self.max_rows, self.version = compute_dtype, max_rows, version
-        self._model = model
+        self._model, self._snapshot = model, snapshot
         reason = why_not_llama(model)
         self._packed: LlamaWeights | None = None if reason else pack_llama(self._llama(), compute_dtype)
         if reason:
@@ -77,6 +80,8 @@ class LocalSampler:
 
     def refresh(self, version: int) -> None:
         """Publish: sample from the model's present weights from the next token on, under this version."""
+        if self._snapshot is not None:
+            self._snapshot.take()
         if self._packed is not None:
             copy_again(self._packed, self._llama())
         self.version = version
@@ -114,10 +119,9 @@ class LocalSampler:
         return torch.cat(told)
 
     def copy_gaps(self) -> dict[str, float]:
-        """See ``proof.ProvableSampler``; the plain path reads the trained weights themselves."""
-        if self._packed is None:
-            return {}
-        return packed_gaps(self._packed, self._llama())
+        """See ``proof.ProvableSampler``; the plain path reads the trained weights themselves, or those of the snapshot."""
+        of_snapshot = {} if self._snapshot is None else self._snapshot.gaps()
+        return of_snapshot if self._packed is None else of_snapshot | packed_gaps(self._packed, self._llama())
 
     def _generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]:
         left = [_Row(request, index) for request in requests for index in range(request.num_samples)]

@@ -14,13 +14,14 @@ import torch
 
 from tether import __version__
 from tether.backends.compute import Compute
-from tether.config import RunConfig, Section
+from tether.config import RolloutConfig, RunConfig, Section
 from tether.errors import CheckpointError
 from tether.events import EventLog
 from tether.files import remove
 from tether.models.adapters import LoraSpec
 from tether.models.policy import Policy, ValueHead
 from tether.models.reward import RewardModel
+from tether.models.snapshot import Snapshot
 from tether.rollout.journal import JournalledSampler
 from tether.rollout.local import LocalSampler
 from tether.rollout.proof import WeightProof
@@ -35,7 +36,8 @@ from tether.run.warnings import Warnings
 from tether.text.chat import Text
 
 __all__ = [
-    "Context", "build_stage", "load_policy", "load_scorer", "proof_for", "refuse_other_settings", "sampler_for", "stage_hashes",
+    "Context", "build_stage", "load_policy", "load_scorer", "proof_for", "refuse_other_settings", "sampler_for", "snapshot_for",
+    "stage_hashes",
 ]
 
 _CHUNK = 4  # a journal's chunk in fillings of the sampler: long enough that its ragged end costs little
@@ -206,11 +208,18 @@ def load_scorer(context: Context, folder: Path | None) -> _AutocastScorer | None
     return _AutocastScorer(RewardModel.load(folder).to(context.compute.device).requires_grad_(False), context.compute)
 
 
-def sampler_for(context: Context, policy: Policy, max_rows: int) -> LocalSampler:
-    sampler = LocalSampler(policy.model, policy.format.eos_ids, policy.format.pad_id, context.compute.dtype, max_rows)
+def sampler_for(context: Context, policy: Policy, max_rows: int, snapshot: Snapshot | None = None) -> LocalSampler:
+    """``snapshot``: of the policy, to draw by in its place between two publishes."""
+    model = policy.model if snapshot is None else snapshot.policy.model
+    sampler = LocalSampler(model, policy.format.eos_ids, policy.format.pad_id, context.compute.dtype, max_rows, snapshot=snapshot)
     if not sampler.plain:  # which warns of itself
         context.say_once(sampler.description)
     return sampler
+
+
+def snapshot_for(context: Context, policy: Policy, config: RolloutConfig) -> Snapshot | None:
+    """A twin of ``policy`` for answers that are drawn ahead; None where none are."""
+    return Snapshot(policy, context.compute.dtype) if config.rollouts_ahead else None
 
 
 def proof_for(context: Context, policy: Policy, sampler: LocalSampler) -> WeightProof:

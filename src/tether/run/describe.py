@@ -11,13 +11,14 @@ from torch import Tensor
 from tether.algorithms.experience import Annotated, Experience
 from tether.algorithms.policy_gradient import LossSum, OnlineConfig, StepCounts
 from tether.config import ActorCriticConfig
+from tether.maths.importance import OffPolicyKL, off_policy_kl
 from tether.maths.kl import KLEstimator, kl_tokens, kl_units
 from tether.maths.masked import masked_mean
 from tether.maths.policy_loss import PolicyStats
 from tether.maths.value_loss import explained_variance
 from tether.metrics import MetricSums
 
-__all__ = ["describe_round", "describe_sampled", "describe_step", "warn_of_negative_kl"]
+__all__ = ["describe_agreement", "describe_round", "describe_sampled", "describe_step", "sampled_kl", "warn_of_negative_kl"]
 
 _ENOUGH_SEQUENCES = 16  # below, the standard error itself is too uncertain for a warning
 
@@ -33,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 def describe_round(
     metrics: MetricSums, experience: Experience, annotated: Annotated, sampler_logprobs_BT: Tensor, beta: float
 ) -> None:
-    """The numbers of the policy that sampled, before the update."""
+    """The numbers of the policy before the update."""
     kl_sequence = describe_sampled(metrics, experience, sampler_logprobs_BT, beta)
     metrics.add("reward_with_kl", float(experience.scores_B.mean()) - beta * kl_sequence)
     if annotated.num_groups < len(experience.scores_B):  # groups of one have no spread to speak of
@@ -45,18 +46,35 @@ def describe_round(
 
 
 def describe_sampled(metrics: MetricSums, experience: Experience, sampler_logprobs_BT: Tensor, beta: float) -> float:
-    """Tether, spread of the rewards and agreement with the sampler, whatever the algorithm; returns the KL in nats per sequence."""
-    units = kl_units(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT)
-    metrics.add("kl_k1_token", float(units.token_mean_nats))
-    metrics.add("kl_k1_sequence", float(units.seq_sum_mean_nats))
-    k3_BT = kl_tokens(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT, KLEstimator.K3)
-    metrics.add("kl_k3_token", float(masked_mean(k3_BT, experience.mask_BT)))
+    """Tether, spread of the rewards and agreement with the sampler, whatever the algorithm; returns the KL in nats per sequence.
+
+    Answers that older weights drew agree with the policy of those weights, if at all: that is measured where they are drawn.
+    """
+    k1 = sampled_kl(experience)
+    metrics.add("kl_k1_token", k1.token_mean_nats)
+    metrics.add("kl_k1_sequence", k1.seq_sum_mean_nats)
+    metrics.add("kl_k3_token", sampled_kl(experience, KLEstimator.K3).token_mean_nats)
     metrics.add("reward_std", float(experience.scores_B.std(unbiased=False)))
     metrics.add("beta", beta)
-    gap_BT = (sampler_logprobs_BT - experience.old_logprobs_BT).abs()
-    metrics.add("sampler_gap_mean", float(masked_mean(gap_BT, experience.mask_BT)))
-    metrics.add("sampler_gap_max", float(torch.where(experience.mask_BT, gap_BT, 0.0).max()))
-    return float(units.seq_sum_mean_nats)
+    if experience.drawn_logprobs_BT is None:
+        describe_agreement(metrics, sampler_logprobs_BT, experience.old_logprobs_BT, experience.mask_BT)
+    return k1.seq_sum_mean_nats
+
+
+def describe_agreement(metrics: MetricSums, sampler_logprobs_BT: Tensor, trainer_logprobs_BT: Tensor, mask_BT: Tensor) -> None:
+    """How far sampler and trainer are apart on answers, by the weights that drew them."""
+    gap_BT = (sampler_logprobs_BT - trainer_logprobs_BT).abs()
+    metrics.add("sampler_gap_mean", float(masked_mean(gap_BT, mask_BT)))
+    metrics.add("sampler_gap_max", float(torch.where(mask_BT, gap_BT, 0.0).max()))
+
+
+def sampled_kl(experience: Experience, estimator: KLEstimator = KLEstimator.K1) -> OffPolicyKL:
+    """KL(old || reference) of a round: plain means where the old policy drew the answers, weighted ones where older weights did."""
+    old_BT, ref_BT, mask_BT = experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT
+    if experience.drawn_logprobs_BT is not None:
+        return off_policy_kl(old_BT, ref_BT, experience.drawn_logprobs_BT, mask_BT, estimator)
+    units = kl_units(old_BT, ref_BT, mask_BT, estimator)
+    return OffPolicyKL(kl_tokens(old_BT, ref_BT, mask_BT, estimator).sum(-1), units.seq_sum_mean_nats, units.token_mean_nats)
 
 
 def warn_of_negative_kl(experience: Experience) -> bool:
@@ -65,7 +83,7 @@ def warn_of_negative_kl(experience: Experience) -> bool:
     A KL is never negative; its sampled estimate may be, by chance. Far below 0 the samples did not come from the distribution whose
     log-probabilities are compared.
     """
-    k1_B = kl_tokens(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT, KLEstimator.K1).sum(-1)
+    k1_B = sampled_kl(experience).rows_B
     if len(k1_B) < _ENOUGH_SEQUENCES:
         return False
     mean, error = float(k1_B.mean()), float(k1_B.std()) / math.sqrt(len(k1_B))

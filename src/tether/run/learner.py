@@ -25,17 +25,17 @@ from tether.config import ActorCriticConfig
 from tether.data.batches import PolicyBatch, TextBatch
 from tether.data.packing import microbatches, minibatches
 from tether.errors import RatioError
-from tether.maths.kl import exceeds_target_kl, kl_units
+from tether.maths.kl import exceeds_target_kl
 from tether.maths.masked import NonFiniteError, masked_sum, require_finite
 from tether.maths.policy_loss import PolicyStats
 from tether.metrics import MetricSums
 from tether.models.policy import Policy, ResponseOutput
 from tether.models.reference import Reference
 from tether.models.value import Critic
-from tether.run.describe import describe_round, describe_step, warn_of_negative_kl
+from tether.run.describe import describe_round, describe_step, sampled_kl, warn_of_negative_kl
 from tether.run.evidence import text_tensors
 from tether.run.rounds import RoundLearner
-from tether.run.rows import RolloutRow, part_tensors, policy_batch, sampler_logprobs
+from tether.run.rows import RolloutRow, drawn_logprobs, part_tensors, policy_batch, sampler_logprobs
 from tether.state import State
 
 __all__ = ["RATIO_TOLERANCE", "OnlineLearner", "check_first_ratio", "packed_rows"]
@@ -179,6 +179,7 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
             None if None in baselines else bootstrap_B.new_tensor(baselines),
             parts_BK,
             weights_K,
+            drawn_logprobs(mask_BT, rows) if self.config.rollouts_ahead else None,
         )
 
     @property
@@ -283,8 +284,7 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
         )
 
     def _advance_controller(self, experience: Experience) -> None:
-        units = kl_units(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT)
-        self.controller = self.controller.observed(float(units.seq_sum_mean_nats), len(experience.scores_B))
+        self.controller = self.controller.observed(sampled_kl(experience).seq_sum_mean_nats, len(experience.scores_B))
 
 
 def _reads_policy_once(config: OnlineConfig) -> bool:

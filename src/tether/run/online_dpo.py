@@ -32,7 +32,7 @@ from tether.run.direct import describe_preference
 from tether.run.evidence import text_tensors
 from tether.run.learner import check_first_ratio, packed_rows
 from tether.run.rounds import RoundLearner
-from tether.run.rows import RolloutRow, sampler_logprobs
+from tether.run.rows import RolloutRow, drawn_logprobs, sampler_logprobs
 from tether.state import State
 
 __all__ = ["Chosen", "OnlineDPOLearner", "best_against_worst"]
@@ -181,6 +181,7 @@ class OnlineDPOLearner(RoundLearner[OnlineDPOConfig]):
             torch.tensor([row.terminated for row in rows], device=mask_BT.device),
             old_BT,
             ref_BT,
+            drawn_logprobs_BT=drawn_logprobs(mask_BT, rows) if self.config.rollouts_ahead else None,
         )
 
     # -- the update ----------------------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from tether.run.context import (
     proof_for,
     refuse_other_settings,
     sampler_for,
+    snapshot_for,
     stage_hashes,
 )
 from tether.run.direct_stage import direct_stage
@@ -254,12 +255,13 @@ def _rl_stage(context: Context, name: str, start: Path, reward_model: Path | Non
             learner = _learner(context, config, start, reward_model, stage)
         rubric = build_rubric(config.rewards, reward_model=load_scorer(context, reward_model))
         recorder = context.recorder(stage, config.steps)
-        local = sampler_for(context, learner.policy, config.sampling.max_rows)
+        snapshot = snapshot_for(context, learner.policy, config)
+        local = sampler_for(context, learner.policy, config.sampling.max_rows, snapshot)
         sampler = context.journalled(local, stage, config, rows.sha256)
         proof = proof_for(context, learner.policy, local)
         keeper = context.keeper(recorder, config, rows.sha256, {"answers": sampler})
         watch = watch_for(context, learner, local, rubric, recorder, keeper)
-        last = rl(OnlineRun(learner, sampler, rubric, prompts, context.config.seed, proof), recorder, keeper, watch)
+        last = rl(OnlineRun(learner, sampler, rubric, prompts, context.config.seed, proof, snapshot), recorder, keeper, watch)
         keeper.close()
         learner.policy.save(folder)
         summary = {

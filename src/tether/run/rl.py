@@ -1,4 +1,7 @@
-"""The online loop: a table of contents of one step. Collect -> score -> (filter) -> learn -> publish -> record."""
+"""The online loop: a table of contents of one step. Collect -> score -> (filter) -> learn -> publish -> record.
+
+With ``rollouts_ahead`` the answers of a step were collected while the step before was learned from (``run.ahead``).
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,14 @@ from tether.maths.advantages import dynamic_sampling
 from tether.maths.text_stats import ngram_stats
 from tether.metrics import MetricSums
 from tether.models.policy import Policy
+from tether.models.snapshot import Snapshot
 from tether.rewards.early import EarlyScores
 from tether.rewards.length import OverlongPart
 from tether.rewards.rubric import Rubric
 from tether.rollout.proof import WeightProof
 from tether.rollout.rollouter import collect
 from tether.rollout.sampler import Sampler
+from tether.run.ahead import AnswersAhead, Collected, compare_with_snapshot
 from tether.run.checks.watch import NO_WATCH, Watch
 from tether.run.keeper import NO_KEEPER, Keeper, Plain
 from tether.run.recorder import Recorder
@@ -54,7 +59,8 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class OnlineRun:
-    """The parts of an online stage, already built. ``proof``: what every publish to the sampler is checked by."""
+    """The parts of an online stage, already built. ``proof``: what every publish to the sampler is checked by. ``snapshot``: the weights
+    that answers are drawn by where they are drawn ahead; the sampler must then read no others."""
 
     learner: Learner
     sampler: Sampler
@@ -62,6 +68,7 @@ class OnlineRun:
     prompts: Sequence[Prompt]
     seed: int
     proof: WeightProof | None = None
+    snapshot: Snapshot | None = None
 
 
 def sampling_of(config: RolloutConfig) -> Sampling:
@@ -75,29 +82,40 @@ def rl(parts: OnlineRun, recorder: Recorder, keeper: Keeper = NO_KEEPER, watch: 
     parts = replace(parts, rubric=_with_overlong_part(parts.rubric, config))
     cursor = Cursor(len(parts.prompts), parts.seed)
     weights = [weight for _, weight, _ in parts.rubric.parts]
-    stateful = {"learner": parts.learner, "cursor": Plain(cursor.state, cursor.go_to), "metrics": recorder}
-    done = keeper.attach({**stateful, **watch.parts()})
-    if done:
-        parts.sampler.refresh(done)
-    if parts.proof is not None:
-        parts.proof.check(done)
-    watch.start(done)
-    for step in range(done + 1, config.steps + 1):
-        started = time.perf_counter()
-        metrics = MetricSums()
-        groups = _groups(parts, cursor, step, metrics)
-        rows = _rows(parts, groups, _greedy_scores(parts, groups, step, metrics))
-        metrics.update(parts.learner.learn(rows, weights) if rows else parts.learner.skip(_NO_SCORE))
-        parts.sampler.refresh(step)
+    with AnswersAhead(lambda step: _collected(parts, cursor, step), config.rollouts_ahead, config.steps) as answers:
+        stateful = {"learner": parts.learner, "cursor": Plain(cursor.state, cursor.go_to), "answers_ahead": answers, "metrics": recorder}
+        done = keeper.attach({**stateful, **watch.parts()})
+        if done:
+            parts.sampler.refresh(done)
         if parts.proof is not None:
-            metrics.add("publish_gap", parts.proof.check(step))
-        tokens = sum(len(row.query_ids) + len(row.response_ids) for row in rows)
-        metrics.add("tokens_per_second", tokens / (time.perf_counter() - started))
-        recorder.step(step, metrics.means())
-        recorder.samples(step, _sample_rows(groups))
-        watch.after_step(step, recorder.last)
-        keeper.after_step(step)
+            parts.proof.check(done)
+        watch.start(done)
+        for step in range(done + 1, config.steps + 1):
+            started = time.perf_counter()
+            collected = answers.take(step)
+            rows, metrics = collected.rows, collected.metrics
+            metrics.update(parts.learner.learn(rows, weights) if rows else parts.learner.skip(_NO_SCORE))
+            metrics.update(answers.settle())
+            parts.sampler.refresh(step)
+            if parts.proof is not None:
+                metrics.add("publish_gap", parts.proof.check(step))
+            tokens = sum(len(row.query_ids) + len(row.response_ids) for row in rows)
+            metrics.add("tokens_per_second", tokens / (time.perf_counter() - started))
+            recorder.step(step, metrics.means())
+            recorder.samples(step, collected.samples)
+            watch.after_step(step, recorder.last)
+            keeper.after_step(step)
     return recorder.last
+
+
+def _collected(parts: OnlineRun, cursor: Cursor, step: int) -> Collected:
+    """Collect and score: the answers of ``step`` by the weights that the sampler holds."""
+    metrics = MetricSums()
+    groups = _groups(parts, cursor, step, metrics)
+    rows = _rows(parts, groups, _greedy_scores(parts, groups, step, metrics))
+    if parts.snapshot is not None:
+        compare_with_snapshot(metrics, rows, parts.snapshot, sampling_of(parts.learner.config).temperature)
+    return Collected(rows, _sample_rows(groups), metrics)
 
 
 def _with_overlong_part(rubric: Rubric, config: RolloutConfig) -> Rubric:
@@ -156,7 +174,7 @@ def _collect_and_score(
         metrics.add("score_seconds", hidden_s + time.perf_counter() - started)
     if early.names:
         metrics.add("score_hidden_seconds", hidden_s)
-    _describe_rollouts(metrics, groups)
+    _describe_rollouts(metrics, groups, step)
     return groups
 
 
@@ -212,7 +230,7 @@ def _rows(parts: OnlineRun, groups: Sequence[RolloutGroup], greedy: dict[str, fl
     ]
 
 
-def _describe_rollouts(metrics: MetricSums, groups: Sequence[RolloutGroup]) -> None:
+def _describe_rollouts(metrics: MetricSums, groups: Sequence[RolloutGroup], step: int) -> None:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
     scores = np.array([score for group in groups for score in group.scores])
@@ -222,6 +240,8 @@ def _describe_rollouts(metrics: MetricSums, groups: Sequence[RolloutGroup]) -> N
     metrics.add("unscored_share", len(scores) - len(scored), len(scores))
     metrics.add("response_length", sum(lengths), len(lengths))
     metrics.add("response_length_max", max(lengths))
+    versions = [version for rollout in rollouts for version in rollout.completion.versions]
+    metrics.add("staleness", sum(step - 1 - version for version in versions), len(versions))
     metrics.add("truncated_share", sum(rollout.truncated for rollout in rollouts), len(rollouts))
     metrics.add("distinct_share", len({rollout.text for rollout in rollouts}), len(rollouts))
     metrics.add("repeat_share", sum(ngram_stats([list(r.completion.token_ids) for r in rollouts]).repeat_share_B), len(rollouts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from torch import Tensor
 from tether.algorithms.experience import Annotated, Experience
 from tether.data.batches import PolicyBatch, TextBatch
 from tether.errors import NumericsError
+from tether.state import State
 
-__all__ = ["RolloutRow", "check_rows", "part_tensors", "policy_batch", "sampler_logprobs"]
+__all__ = ["RolloutRow", "check_rows", "drawn_logprobs", "part_tensors", "policy_batch", "rows_of", "sampler_logprobs", "state_of_rows"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,46 @@ def sampler_logprobs(old_logprobs_BT: Tensor, mask_BT: Tensor, rows: Sequence[Ro
         if row.sampler_logprobs is not None:
             sampler_BT[index, mask_BT[index]] = torch.tensor(row.sampler_logprobs, device=sampler_BT.device)
     return sampler_BT
+
+
+def drawn_logprobs(mask_BT: Tensor, rows: Sequence[RolloutRow]) -> Tensor:
+    """What the sampler reported, 0 elsewhere. Raises ValueError for a row without it: what drew it is then not known."""
+    absent = next((index for index, row in enumerate(rows) if row.sampler_logprobs is None), None)
+    if absent is not None:
+        raise ValueError(
+            f"row {absent} ({rows[absent].group}) has no sampler log-probabilities, and with rollouts_ahead = 1 other weights drew it than "
+            "those that are updated: give sampler_logprobs, or set rollouts_ahead = 0"
+        )
+    return sampler_logprobs(torch.zeros(mask_BT.shape, device=mask_BT.device), mask_BT, rows)
+
+
+def state_of_rows(rows: Sequence[RolloutRow]) -> State:
+    """Rows as a value that can be saved: ids and log-probabilities one after the other in tensors, the rest as a text (NaN is no JSON)."""
+    rest = [[row.score, row.group, row.terminated, row.baseline_score, row.parts] for row in rows]
+    lengths = [[len(row.query_ids), len(row.response_ids)] for row in rows]
+    return State(
+        {
+            "query_ids": torch.tensor([token for row in rows for token in row.query_ids], dtype=torch.int64),
+            "response_ids": torch.tensor([token for row in rows for token in row.response_ids], dtype=torch.int64),
+            "sampler_logprobs": torch.tensor([told for row in rows for told in row.sampler_logprobs or ()], dtype=torch.float64),
+        },
+        {"lengths": lengths, "rest": json.dumps(rest)},
+    )
+
+
+def rows_of(state: State) -> list[RolloutRow]:
+    """The rows that ``state_of_rows`` was given, to the last bit; all of them with sampler log-probabilities."""
+    queries, responses, logprobs = (state.tensors[name].tolist() for name in ("query_ids", "response_ids", "sampler_logprobs"))
+    rows: list[RolloutRow] = []
+    at_query = at_response = 0
+    for (query, response), (score, group, terminated, baseline, parts) in zip(
+        state.values["lengths"], json.loads(state.values["rest"]), strict=True
+    ):
+        ids, own = slice(at_query, at_query + query), slice(at_response, at_response + response)
+        told = tuple(responses[own]), tuple(logprobs[own])
+        rows.append(RolloutRow(tuple(queries[ids]), *told, score, group, terminated, baseline, tuple(parts)))
+        at_query, at_response = ids.stop, own.stop
+    return rows
 
 
 def part_tensors(rows: Sequence[RolloutRow], weights: Sequence[float], like: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
