@@ -28,7 +28,7 @@ from tether.config import (
     SFTConfig,
     is_switchable,
 )
-from tether.data.load import load_comparisons, load_demonstrations, load_feedback, load_prompts
+from tether.data.load import load_comparisons, load_demonstrations, load_feedback, load_judgements, load_prompts
 from tether.errors import ModelError, TetherError
 
 __all__ = ["NOT_READY", "Origin", "parameter_count", "plan_lines", "render"]
@@ -174,7 +174,7 @@ def _plan_sft(sft: SFTConfig) -> str:
 
 
 def _plan_reward_model(reward: RewardModelConfig) -> str:
-    rows = _count_rows(reward.data, load_comparisons)
+    rows = _count_rows(reward.data, load_judgements)
     text = f"reward_model: {_rows_text(reward.data, 'comparisons', rows)}"
     if rows is None:
         return text

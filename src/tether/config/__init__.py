@@ -33,7 +33,7 @@ from tether.config.settings import (
     RewardPartConfig,
     SamplingConfig,
 )
-from tether.config.stages import EvaluateConfig, RewardModelConfig, SFTConfig
+from tether.config.stages import EvaluateConfig, NormaliseConfig, RewardModelConfig, SFTConfig, TiesConfig
 
 __all__ = [
     "OFF",
@@ -51,6 +51,7 @@ __all__ = [
     "KLConfig",
     "LoRAConfig",
     "ModelConfig",
+    "NormaliseConfig",
     "OnlineDPOConfig",
     "OptimConfig",
     "PolicyGradientConfig",
@@ -62,6 +63,7 @@ __all__ = [
     "SamplerCorrectionConfig",
     "SamplingConfig",
     "Section",
+    "TiesConfig",
     "explain",
     "is_switchable",
     "load_config",

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tether.errors import DataError
-from tether.records import file_sha256, read_comparisons, read_demonstrations, read_feedback, read_lines, read_prompts
-from tether.types import Comparison, Demonstration, Feedback, Prompt
+from tether.records import file_sha256, read_comparisons, read_demonstrations, read_feedback, read_judgements, read_lines, read_prompts
+from tether.types import Comparison, Demonstration, Feedback, Prompt, Ranking
 
-__all__ = ["Rows", "Source", "load_comparisons", "load_demonstrations", "load_feedback", "load_prompts", "load_rows"]
+__all__ = [
+    "Rows", "Source", "load_comparisons", "load_demonstrations", "load_feedback", "load_judgements", "load_prompts", "load_rows",
+]  # fmt: skip
 
 _LOG = logging.getLogger(__name__)
 _BUNDLED = "tether:"
@@ -83,6 +85,12 @@ def load_feedback(source: Source) -> list[Feedback]:
     """Every row of the source as judged answers; a comparison gives two."""
     loaded = load_rows(source.path, source.split, source.limit)
     return read_feedback(loaded.rows, loaded.source)
+
+
+def load_judgements(source: Source) -> list[Comparison | Ranking]:
+    """Every row of the source as a comparison or a ranking: what a reward model is fitted to."""
+    loaded = load_rows(source.path, source.split, source.limit)
+    return read_judgements(loaded.rows, loaded.source)
 
 
 def load_prompts(source: Source) -> list[Prompt]:

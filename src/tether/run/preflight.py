@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tether.config import ChecksConfig, DataSource, DirectConfig, EvaluateConfig, RewardModelConfig, RolloutConfig, RunConfig
-from tether.data.load import load_comparisons, load_demonstrations, load_feedback, load_prompts
+from tether.data.load import load_comparisons, load_demonstrations, load_feedback, load_judgements, load_prompts
 from tether.data.overlap import overlap_warnings
 from tether.errors import ConfigError, DataError, TetherError
 from tether.records import refuse_bad_rows
@@ -102,7 +102,7 @@ def _base(name: str, config: RunConfig) -> Base | None:
 
 
 def _look_at_reward_model(found: _Findings, config: RunConfig, section: RewardModelConfig, base: Base | None) -> None:
-    comparisons = found.attempt("reward_model.data", lambda: load_comparisons(section.data))
+    comparisons = found.attempt("reward_model.data", lambda: load_judgements(section.data))
     if section.path is not None:
         base = found.attempt("reward_model.path", lambda: _base(str(section.path), config))
     if comparisons is not None and base is not None:
