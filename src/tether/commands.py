@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from tether.cli_evaluate import compare, evaluate
+from tether.cli_reward import best_of_n
 from tether.errors import ConfigError, RunError, TetherError
 
 __all__ = ["COMMANDS", "FLAG", "Flagged"]
@@ -158,5 +159,5 @@ def verify_resume(
         raise RunError(f"{config}: {verdict.sentence}")
 
 
-COMMANDS = (algorithms, conformance, lab, evaluate, compare, watch, audit, verify_resume)
+COMMANDS = (algorithms, conformance, lab, evaluate, compare, watch, audit, best_of_n, verify_resume)
 """In the order of the help."""

@@ -53,7 +53,8 @@ def make_config(folder: Path, **sections):
         for i, p in enumerate(prompts * 2)
     ]
     write_jsonl(folder / "pairs.jsonl", pairs)
-    write_jsonl(folder / "judged_pairs.jsonl", [pair | {"label": label} for pair, label in zip(pairs, [1.0, 0.5, 0.8, 1.0] * 3, strict=True)])
+    labels = [1.0, 0.5, 0.8, 1.0] * 3
+    write_jsonl(folder / "judged_pairs.jsonl", [pair | {"label": label} for pair, label in zip(pairs, labels, strict=True)])
     ranked = [
         {"prompt": p["prompt"], "answers": ["Yes.", f"no {i}", f"{i} {i}", "well"][: 2 + i % 3]}
         for i, p in enumerate(prompts)

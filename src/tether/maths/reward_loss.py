@@ -141,12 +141,16 @@ def flattened_pair_loss(ranked_scores: list[Float[Tensor, "_"]]) -> Float[Tensor
 
 
 def linear_bt_fit(
-    feature_difference_BF: Float[Tensor, "B F"], l2: float, max_steps: int = 100
+    feature_difference_BF: Float[Tensor, "B F"],
+    l2: float,
+    max_steps: int = 100,
+    labels: float | Float[Tensor, "B"] = 1.0,
 ) -> Float[Tensor, "F"]:
     """argmin_w mean softplus(-D w) + l2 / 2 |w|^2, by Newton's method with halved steps; D = chosen -
     rejected features.
 
-    A bias cancels in D: its gradient is 0. Raises ValueError for l2 <= 0 (on separable data w would diverge)
+    With labels l, the probability that the chosen side won: l softplus(-D w) + (1 - l) softplus(D w), which is logistic
+    regression of l on D. A bias cancels in D: its gradient is 0. Raises ValueError for l2 <= 0 (on separable data w would diverge)
     and for data without a row or with NaN, RuntimeError when it does not converge. Example: one pair D [[1]],
     l2 .25 -> w = 1.042597, where sigma(-w) = .25 w.
     """
@@ -154,12 +158,15 @@ def linear_bt_fit(
         raise ValueError(f"linear_bt_fit needs pairs and l2 > 0 (separable data), got l2 {l2}")
     require_finite("feature_difference", feature_difference_BF, torch.ones_like(feature_difference_BF).bool())
     d_BF = feature_difference_BF.detach().double()
+    q_B = smoothed_labels(labels, 0.0, d_BF[:, 0])
 
     def objective(w_F: Tensor) -> Tensor:
-        return softplus(-d_BF @ w_F).mean() + l2 / 2 * w_F.square().sum()
+        z_B = d_BF @ w_F
+        return (q_B * softplus(-z_B) + (1 - q_B) * softplus(z_B)).mean() + l2 / 2 * w_F.square().sum()
 
     def gradient(w_F: Tensor) -> Tensor:
-        return l2 * w_F - (torch.sigmoid(-d_BF @ w_F) @ d_BF) / len(d_BF)
+        z_B = d_BF @ w_F
+        return l2 * w_F - ((q_B * torch.sigmoid(-z_B) - (1 - q_B) * torch.sigmoid(z_B)) @ d_BF) / len(d_BF)
 
     w_F = d_BF.new_zeros(d_BF.shape[1])
     ridge_FF = l2 * torch.eye(len(w_F), dtype=d_BF.dtype, device=d_BF.device)

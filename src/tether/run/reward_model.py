@@ -21,6 +21,7 @@ from tether.data.cursor import Cursor
 from tether.data.groups import TokenizedGroup, bootstrap_weight
 from tether.data.packing import microbatches
 from tether.errors import DataError
+from tether.maths.masked import NonFiniteError, require_finite
 from tether.maths.reward_loss import bt_loss, pair_metrics
 from tether.maths.tie_loss import davidson_loss, rao_kupper_loss
 from tether.metrics import MetricSums
@@ -71,7 +72,7 @@ class TieParameter(nn.Module):
     @property
     def value(self) -> float:
         """nu or eta."""
-        return math.exp(float(self.score_ties))
+        return math.exp(float(self.score_ties.detach()))
 
 
 def num_steps(num_groups: int, config: RewardModelConfig) -> int:
@@ -158,12 +159,20 @@ class _Loss:
         self.config, self.ties, self.seed = config, ties, seed
 
     def per_pair(self, pairs: _Pairs) -> Tensor:
-        """Loss of every pair and head."""
+        """Loss of every pair and head. Raises NonFiniteError with the group as its row."""
+        try:
+            return self._per_pair(pairs)
+        except NonFiniteError as error:
+            raise NonFiniteError(error.name, pairs.told[error.row % len(pairs.told)][0], error.column, error.value) from error
+
+    def _per_pair(self, pairs: _Pairs) -> Tensor:
         config = self.config
         if config.ties is None:
             labels_N = 1.0 if bool((pairs.labels_N == 1).all()) else pairs.labels_N
             return bt_loss(pairs.first_N, pairs.second_N, pairs.margins_N, config.centering, config.label_smoothing, labels_N)
         by_kind = rao_kupper_loss if config.ties.model == "rao_kupper" else davidson_loss
+        for name, scores_N in (("chosen_scores", pairs.first_N), ("rejected_scores", pairs.second_N)):
+            require_finite(name, scores_N, torch.ones_like(scores_N, dtype=torch.bool))
         gap_N = pairs.first_N - pairs.second_N - torch.where(pairs.labels_N == 0.5, 0.0, pairs.margins_N)
         losses_N = by_kind(gap_N, pairs.labels_N, self.ties.score_ties, config.label_smoothing)
         return losses_N + config.centering * (pairs.first_N + pairs.second_N).square()
@@ -196,8 +205,9 @@ def _step(
     started = time.perf_counter()
 
     def passes(metrics: MetricSums) -> None:
-        for part in _passes(groups, guard.memory.token_budget):
-            with one_pass(part, _tokens(part)):
+        for micro in _passes(groups, guard.memory.token_budget):
+            part = [groups[index] for index in micro]
+            with one_pass(micro, _tokens(part)):
                 scores_RM = _scores(model, part, compute)
                 pairs = _Pairs(part, scores_RM)
                 losses_N = loss.per_pair(pairs) * loss.weights(part, pairs, scores_RM.shape[1])
@@ -231,15 +241,19 @@ def _count(metrics: MetricSums, groups: Sequence[TokenizedGroup], pairs: _Pairs,
         metrics.add("head_std", float(scores_RM.std(-1, correction=0).sum()), len(scores_RM))
 
 
-def _passes(groups: Sequence[TokenizedGroup], token_budget: int) -> list[list[TokenizedGroup]]:
-    """Groups that go through the model together; a pair counts twice its longer side, K answers K times the longest."""
-    lengths = [math.ceil(len(group.answers) * group.longest / 2) for group in groups]
-    return [[groups[index] for index in micro] for micro in microbatches(lengths, max(token_budget // 2, 1))]
+def _size(group: TokenizedGroup) -> int:
+    """A pair counts its longer side, K answers K / 2 times the longest, so that passes of pairs are what they are without rankings."""
+    return math.ceil(len(group.answers) * group.longest / 2)
+
+
+def _passes(groups: Sequence[TokenizedGroup], token_budget: int) -> list[list[int]]:
+    """Groups, by index, that go through the model together."""
+    return microbatches([_size(group) for group in groups], max(token_budget // 2, 1))
 
 
 def _tokens(groups: Sequence[TokenizedGroup]) -> int:
-    """Padded tokens of a pass over all answers."""
-    return sum(len(group.answers) for group in groups) * max(group.longest for group in groups)
+    """Tokens of a pass over all answers, as the budget counts them."""
+    return 2 * len(groups) * max(map(_size, groups))
 
 
 def _scores(model: RewardModel, groups: Sequence[TokenizedGroup], compute: Compute) -> Tensor:
@@ -260,8 +274,9 @@ def measure(model: RewardModel, groups: Sequence[TokenizedGroup], loss: _Loss, c
     by_head: list[Tensor] = []
     parts: list[_Pairs] = []
     spreads: list[Tensor] = []
-    for part in _passes(groups, compute.token_budget):
-        with one_pass(part, _tokens(part)):
+    for micro in _passes(groups, compute.token_budget):
+        part = [groups[index] for index in micro]
+        with one_pass(micro, _tokens(part)):
             by_head.append(_scores(model, part, compute))
         parts.append(_Pairs(part, by_head[-1].mean(-1, keepdim=True)))
         spreads.append(_Pairs(part, by_head[-1]).gap_N.view(by_head[-1].shape[1], -1).std(0, correction=0))

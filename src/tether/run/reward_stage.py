@@ -18,6 +18,7 @@ from tether.models.resolve import resolve_model
 from tether.models.reward import RewardModel, Truncation
 from tether.records import read_judgements, refuse_bad_rows
 from tether.run.context import Context, build_stage, stage_hashes
+from tether.run.reward_audit.pairs import hash_of_key
 from tether.run.reward_model import HeldOut, num_steps, score_examples, split_by_prompt, train_reward_model
 from tether.text.chat import ChatFormat, TokenizedExample
 from tether.types import Comparison, Ranking
@@ -151,5 +152,6 @@ def _fitted_to(model: RewardModel, prepared: PreparedGroups, result: HeldOut, sh
         "training_pairs": sum(len(group.pairs) for group in prepared.training),
         "held_out_accuracy": result.accuracy,
         "tokens": [lengths[0], lengths[-1]],
+        "prompts": sorted({hash_of_key(group.key) for group in prepared.training}),
         "scores": [scores[0] + model.score_offset, scores[-1] + model.score_offset],
     }
