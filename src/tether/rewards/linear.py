@@ -105,7 +105,7 @@ def pair_features(
                     continue
                 value = rows[at].get(f"{side}_{feature.column}") if at < len(rows) else None
                 if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                    problems[at + 1] = f"`{side}_{feature.column}` must be a finite number, got {value!r:.40}."
+                    problems.setdefault(at + 1, f"`{side}_{feature.column}` must be a finite number, got {value!r:.40}.")
                     continue
                 values[at, k] = value
         sides.append(values)

@@ -95,7 +95,7 @@ def _told(interval: Interval) -> dict[str, Any]:
 
 
 def _notes(rows: Sequence[Mapping[str, Any]], has_gold: bool) -> list[str]:
-    notes = ["KL bound: log n - (n - 1) / n nats, an upper bound on KL(best-of-n || policy); exact only where no two answers score the same."]
+    notes = ["KL bound: log n - (n - 1) / n nats, an upper bound on KL(best-of-n || policy); exact only if no two answers score the same."]
     if not has_gold:
         return [*notes, "No gold score: the proxy at its own maximum always rises, and says nothing of whether the answers are better."]
     best = max(rows, key=lambda row: row["gold"]["estimate"])

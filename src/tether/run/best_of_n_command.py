@@ -17,7 +17,7 @@ from tether.data.load import load_rows
 from tether.errors import ConfigError, DataError
 from tether.files import write_atomic
 from tether.models.reward import RewardModel
-from tether.records import prompt_from_row, read_prompts, refuse_bad_rows, write_jsonl
+from tether.records import file_sha256, prompt_from_row, read_prompts, refuse_bad_rows, write_jsonl
 from tether.rewards.build import build_part
 from tether.rewards.learned import LearnedPart
 from tether.rewards.linear import LinearPart
@@ -147,7 +147,7 @@ def _settings(request: BestOfNRequest) -> EvaluateConfig:
 def _proxy(name: str, device: Any) -> tuple[RewardPart, str]:
     if name.endswith(".json"):
         try:
-            return LinearPart(name), ""
+            return LinearPart(name), file_sha256(Path(name))
         except ValueError as error:
             raise ConfigError(f"--proxy {name}: {error}") from error
     model = RewardModel.load(name).to(device).requires_grad_(False)

@@ -39,7 +39,7 @@ class PreparedGroups:
         training, held = (sum(len(group.pairs) for group in groups) for groups in (self.training, self.held_out))
         ties = sum(pair.label == 0.5 for group in (*self.training, *self.held_out) for pair in group.pairs)
         soft = sum(pair.label not in (0.5, 1.0) for group in (*self.training, *self.held_out) for pair in group.pairs)
-        told = [f"{ties} ties"] * bool(ties) + [f"{soft} with a label between"] * bool(soft)
+        told = [f"ties: {ties}"] * bool(ties) + [f"labels between 0 and 1: {soft}"] * bool(soft)
         told += [f"rankings flattened to pairs: prompts with more answers weigh more ({self.flattened} rankings)"] * bool(self.flattened)
         return f"{self.report}; {training} pairs to train on, {held} held out" + "".join(f"; {text}" for text in told)
 
@@ -152,6 +152,6 @@ def _fitted_to(model: RewardModel, prepared: PreparedGroups, result: HeldOut, sh
         "training_pairs": sum(len(group.pairs) for group in prepared.training),
         "held_out_accuracy": result.accuracy,
         "tokens": [lengths[0], lengths[-1]],
-        "prompts": sorted({hash_of_key(group.key) for group in prepared.training}),
+        "prompts": " ".join(sorted({hash_of_key(group.key) for group in prepared.training})),
         "scores": [scores[0] + model.score_offset, scores[-1] + model.score_offset],
     }

@@ -94,8 +94,8 @@ def audit_reward(
     token_budget: int = 16_384,
 ) -> dict[str, Any]:
     """Plain JSON: figures, tables, ``sentences``, ``flags``. Raises DataError where the model takes too few pairs to say anything."""
-    cut_before = audited.num_cut
-    pairs = given.pairs
+    _check_slices(given.rows, slices)
+    cut_before, pairs = audited.num_cut, given.pairs
     scored = score_all(audited, [p.prompt for p in pairs] * 2, [*(p.chosen for p in pairs), *(p.rejected for p in pairs)], token_budget)
     scores = np.array(scored.scores)
     kept = np.flatnonzero(~np.isnan(scores[: len(pairs)] + scores[len(pairs) :]))
@@ -214,15 +214,15 @@ def _outside(audited: Audited, judged: _Judged) -> dict[str, Any] | None:
     }
 
 
-def _slices(judged: _Judged, columns: Sequence[str]) -> list[dict[str, Any]]:
-    tables = []
+def _check_slices(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     for column in columns:
-        values = [row.get(column) for row in judged.rows]
-        if all(value is None for value in values):
-            known = sorted({name for row in judged.rows for name in row})
+        if all(row.get(column) is None for row in rows):
+            known = sorted({name for row in rows for name in row})
             raise ConfigError(f"--slice {column}: no row has this column; known: {', '.join(known) or 'none'}")
-        tables.append(_table(column, [str(value)[:40] for value in values], judged))
-    return tables
+
+
+def _slices(judged: _Judged, columns: Sequence[str]) -> list[dict[str, Any]]:
+    return [_table(column, [str(row.get(column))[:40] for row in judged.rows], judged) for column in columns]
 
 
 def _by_length(judged: _Judged) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def load_pairs(path: str, split: str, limit: int | None, fitted_to: Mapping[str,
         told = [record] if isinstance(record, Comparison) else _pairs_of(record)
         pairs += told
         rows += [row if isinstance(row, Mapping) else {}] * len(told)
-    seen = frozenset(map(str, fitted_to.get("prompts") or ()))
+    seen = frozenset(str(fitted_to.get("prompts") or "").split())
     held = [at for at, pair in enumerate(pairs) if prompt_hash(pair.prompt) not in seen]
     if not held:
         raise DataError(
