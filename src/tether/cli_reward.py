@@ -8,11 +8,19 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-__all__ = ["best_of_n", "reward_app"]
+__all__ = ["Flagged", "best_of_n", "reward_app"]
 
 _FLAG = Parameter(negative=())
 
 reward_app = App(name="reward", help="Look at reward models, and fit one that can be read.", help_format="plaintext")
+
+
+class Flagged(Exception):
+    """A command did its work and found something that a person should look at; carries the exit status."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        super().__init__(status)
 
 
 @reward_app.command
@@ -34,7 +42,6 @@ def audit(
 
     Example: tether reward audit runs/quickstart/reward_model --data tether:quickstart_comparisons.jsonl
     """
-    from tether.commands import Flagged
     from tether.report.reward_audit import audit_text
     from tether.run.reward_audit.audit import AuditRequest, reward_audit_command
 

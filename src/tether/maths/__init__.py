@@ -185,10 +185,7 @@ from .text_stats import (
     length_stats,
     ngram_stats,
 )
-from .tie_loss import (
-    davidson_loss,
-    rao_kupper_loss,
-)
+from .tie_loss import davidson_loss, rao_kupper_loss
 from .value_loss import (
     ValueLoss,
     explained_variance,
