@@ -58,6 +58,22 @@ def test_pairs_of_a_prompt_come_together_and_an_answer_is_kept_once():
     assert [(g.answers, g.key) for g in as_pairs([one])] == [((a, b), "p"), ((a, c), "p")]
 
 
+def test_case_e5_answers_that_differ_past_the_limit_are_dropped_and_counted():
+    """Prompt of 10 tokens, answers that differ at position 11 only, limit 8: the pair is gone, counter 1, the other stays."""
+    same, good = group(row(5, prompt=10), row(6, prompt=10)), group(row(5), row(7), key="q")
+    told = limit_groups([same, good], 8, Cut.RIGHT)
+    assert told.groups == (good,)
+    assert (told.report.num_identical, told.report.num_dropped) == (1, 1)
+    assert "1 with identical sides" in str(told.report)
+
+
+def test_case_h1_an_answer_that_is_cut_away_goes_with_its_pair():
+    """Prompt 8, limit 8: no answer token is left of one side; the batch is never empty of answers."""
+    lost, good = group(row(5, 6, 7, prompt=8), row(5, prompt=7)), group(row(5), row(7), key="q")
+    told = limit_groups([lost, good], 8, Cut.RIGHT)
+    assert (told.groups, told.report.num_no_answer) == ((good,), 1)
+
+
 def test_case_e5_in_a_ranking_counts_pairs_and_drops_the_answer_that_no_pair_names():
     """Answers 5 6 and 5 7 are the same at four tokens; both still differ from 8."""
     ranking = group(row(5, 9, 6), row(5, 9, 7), row(8), pairs=((0, 1), (0, 2), (1, 2)))

@@ -39,8 +39,9 @@ def test_features_of_a_users_own_are_data():
     assert feature_from({"name": "thanks", "words": ["Thanks"]}).of("thanks a lot, THANKS") == 0.5
     assert feature_from({"name": "steps", "pattern": r"^Step \d"}).of("Step 1\nStep 2\nno Step 3") == 2
     for told, match in [
-        ("lenght", "no such feature"), ({"name": "a", "words": ["x"], "pattern": "y"}, "at most one"), ({"name": "a", "code": "x"}, "at most"),
-        ({"name": "a", "pattern": "("}, "no regular expression"), ({"name": "a", "words": "xyz"}, "list of words"), ({"words": ["a"]}, "a name"),
+        ("lenght", "no such feature"), ({"name": "a", "words": ["x"], "pattern": "y"}, "at most one"),
+        ({"name": "a", "code": "x"}, "at most"), ({"name": "a", "pattern": "("}, "no regular expression"),
+        ({"name": "a", "words": "xyz"}, "list of words"), ({"words": ["a"]}, "a name"),
         ({"name": "a", "pattern": "x" * 501}, "1 to 500"),
     ]:  # fmt: skip
         with pytest.raises(ConfigError, match=match):

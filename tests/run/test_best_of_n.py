@@ -85,7 +85,8 @@ def test_pictures_are_files_of_their_own():
 
 
 def test_demonstrations_are_the_best_finished_answers_with_where_they_come_from():
-    samples = (ScoredSample("cut", 9, cut=True), ScoredSample("  ", 8), ScoredSample("first", 5, 1.0), ScoredSample("second", 5), ScoredSample("x", 1))
+    told = [("cut", 9, math.nan, True), ("  ", 8), ("first", 5, 1.0), ("second", 5), ("x", 1)]
+    samples = tuple(ScoredSample(*one) for one in told)
     chat = Pool("b", (Message("user", "Hi?"),), (ScoredSample("Hello.", 1.0),))
     rows, without = sft_rows([Pool("a", "Q?", samples), chat, Pool("c", "Q2?", (ScoredSample("cut", 1, cut=True),))], {"policy": "mine"})
     assert without == 1
@@ -131,9 +132,11 @@ def test_a_reward_model_folder_is_a_proxy(tmp_path):
 @pytest.mark.parametrize(
     ("told", "match"),
     [
-        ({}, "name a MODEL to sample from, or a file"), ({"model": "tiny", "samples": "f"}, "one of the two"), ({"model": "tiny"}, "--prompts: which"),
+        ({}, "name a MODEL to sample from, or a file"), ({"model": "tiny", "samples": "f"}, "one of the two"),
+        ({"model": "tiny"}, "--prompts: which"),
         ({"samples": "f", "proxy": "p", "prompts": "x"}, "--prompts has no effect"), ({"samples": "f"}, "--proxy"),
-        ({"samples": "f", "proxy": "p", "plot": "c.png"}, r"\.svg or \.html"), ({"samples": "f", "proxy": "p", "output": "no/c.json"}, "no does not"),
+        ({"samples": "f", "proxy": "p", "plot": "c.png"}, r"\.svg or \.html"),
+        ({"samples": "f", "proxy": "p", "output": "no/c.json"}, "no does not"),
         ({"model": "tiny", "prompts": "f", "proxy": "p", "num_samples": 0}, "at least 1"),
     ],
 )  # fmt: skip

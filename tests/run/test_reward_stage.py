@@ -69,7 +69,12 @@ def test_a_batch_of_prompts_has_the_loss_of_instructgpt_and_reads_every_answer_o
     groups = [ranking("p", 3, 4), ranking("qq", 2, 5, 3, 4), ranking("rrr", 1, 2, 3)]
     rows = []
     real = RewardModel.score_batch_by_head
-    monkeypatch.setattr(RewardModel, "score_batch_by_head", lambda self, batch: (rows.append(len(batch.token_ids_BT)), real(self, batch))[1])
+
+    def counted(self, batch):
+        rows.append(len(batch.token_ids_BT))
+        return real(self, batch)
+
+    monkeypatch.setattr(RewardModel, "score_batch_by_head", counted)
     model, _, steps = train(groups, groups, settings(batch_by="prompts", batch_size=3), tmp_path)
     assert sum(rows[: len(rows) // 2]) == 9  # one step, then the measure
     monkeypatch.undo()
@@ -79,7 +84,9 @@ def test_a_batch_of_prompts_has_the_loss_of_instructgpt_and_reads_every_answer_o
 def test_flattened_to_pairs_the_prompt_with_more_answers_weighs_more(tmp_path):
     groups = [ranking("p", 3, 4), ranking("qq", 2, 5, 3, 4)]
     model, _, steps = train(as_pairs(groups), groups, settings(batch_size=7), tmp_path)
-    gaps = [raw(model, group)[[pair.first for pair in group.pairs]] - raw(model, group)[[pair.second for pair in group.pairs]] for group in groups]
+    scores = [raw(model, group) for group in groups]
+    sides = [([pair.first for pair in group.pairs], [pair.second for pair in group.pairs]) for group in groups]
+    gaps = [scores_K[first] - scores_K[second] for scores_K, (first, second) in zip(scores, sides, strict=True)]
     assert steps[0]["loss"] == pytest.approx(float(torch.nn.functional.softplus(-torch.cat(gaps)).mean()), rel=1e-5)
 
 
@@ -125,13 +132,14 @@ def tied(count: int) -> list[TokenizedGroup]:
 
 @pytest.mark.parametrize("kind", ["davidson", "rao_kupper"])
 def test_the_tie_parameter_is_learned_stored_and_lowers_the_loss(kind, tmp_path):
-    config = settings(ties={"model": kind, "parameter": 0.1}, batch_size=16, epochs=6, optim={"learning_rate": 3e-3}, head_learning_rate=5e-2)
+    optim = {"learning_rate": 3e-3}
+    config = settings(ties={"model": kind, "parameter": 0.1}, batch_size=16, epochs=6, optim=optim, head_learning_rate=5e-2)
     model, result, steps = train(tied(48), tied(24), config, tmp_path)
     assert result.num_decided == 12 < result.num_pairs
     assert result.tie_parameter == model.tie_parameter == pytest.approx(steps[-1]["tie_parameter"], rel=0.2)
     assert model.tie_parameter > 0.2  # half of the pairs are ties
     assert steps[-1]["loss"] < steps[0]["loss"]
-    fixed = settings(ties={"model": kind, "parameter": 0.1, "learned": False}, batch_size=16, optim=config.optim.model_dump())
+    fixed = settings(ties={"model": kind, "parameter": 0.1, "learned": False}, batch_size=16, optim=optim)
     (tmp_path / "fixed").mkdir()
     assert train(tied(48), tied(24), fixed, tmp_path / "fixed")[0].tie_parameter == pytest.approx(0.1)
 
@@ -232,3 +240,28 @@ def test_what_the_scores_mean_and_what_they_were_fitted_to_is_stored(tmp_path):
 def test_pairs_over_the_limit_are_refused_by_row_where_the_rule_is_error(tmp_path):
     with pytest.raises(ConfigError, match=r"(?s)reward_model\.data: .*row 9: prompt and answer have \d+ tokens, the limit is"):
         run(run_config(tmp_path, max_length=24, truncation="error"))
+
+
+def test_the_spread_over_heads_is_among_the_components_of_a_reward(tmp_path):
+    from tether.rewards.learned import LearnedPart
+    from tether.types import Completion, Message, Prompt, Rollout, Sampling, StopReason
+
+    model = RewardModel.from_base(resolve_model("tiny"), seed=3)
+    completion = Completion("p", 0, (5, 2), (0.0, 0.0), (0, 0), StopReason.STOP, Sampling(4))
+    rollout = Rollout(Prompt("p", (Message("user", "Say hello."),)), (1,), completion, "Hello.")
+    (one,) = LearnedPart(model).score([rollout])
+    assert set(one.parts) == {"raw"}
+    model.grow_heads(3, seed=0)
+    (three,) = LearnedPart(model).score([rollout])
+    assert three.parts["head_std"] > 0
+    assert three.value == three.parts["raw"]
+
+
+def test_the_plan_counts_what_a_batch_counts(tmp_path):
+    from tether.dryrun import plan_lines
+
+    write_jsonl(tmp_path / "r.jsonl", [{"prompt": f"q{i % 5}", "answers": ["a", "b", "c"], "ranking": [2, 0, 1]} for i in range(10)])
+    base = {"model": {"path": "tiny"}, "reward_model": {"data": {"path": str(tmp_path / "r.jsonl")}, "batch_size": 4}}
+    assert "30 comparisons" in plan_lines(RunConfig.model_validate(base))[1]
+    base["reward_model"]["batch_by"] = "prompts"
+    assert "5 prompts with comparisons" in plan_lines(RunConfig.model_validate(base))[1]

@@ -46,9 +46,11 @@ def test_a_tiny_transformer_recovers_the_letters_worth(tmp_path):
     model = RewardModel.from_base(resolve_model("tiny"), seed=0)
     prepared = prepare_groups(simulated(2500, 0), config, model.format, "simulated", 0)
     assert len(prepared.training) == 2000
-    recorder = Recorder(EventLog(tmp_path / "events.jsonl"), Quiet(), "reward_model", num_steps(2000, config))
+    log = EventLog(tmp_path / "events.jsonl")
+    recorder = Recorder(log, Quiet(), "reward_model", num_steps(2000, config))
     compute = Compute(torch.device("cpu"), torch.float32, 8192)
     result = train_reward_model(model, prepared.training, prepared.held_out, config, compute, recorder, 0)
+    log.close()
     answers = sorted({answer for pair in simulated(500, 1) for answer in (pair.chosen, pair.rejected)})
     scores = model.score_texts(["q0"] * len(answers), answers)
     assert np.corrcoef(scores, [gold(answer) for answer in answers])[0, 1] > 0.95

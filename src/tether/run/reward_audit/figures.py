@@ -142,7 +142,7 @@ def logistic(names: Sequence[str], d_BF: Array, preferred_B: Array, l2: float | 
     p = 1 / (1 + np.exp(-np.clip(design @ w, -500, 500)))
     errors = np.sqrt(np.diag(np.linalg.inv((design.T * (p * (1 - p))) @ design + len(d_BF) * l2 * np.eye(len(w)))))
     found = []
-    for name, value, error in zip(["label", *(names[k] for k in live)], w, errors, strict=True):
+    for name, value, error in zip(["label", *(names[int(k)] for k in live)], w, errors, strict=True):
         p_value = 2 * (1 - NormalDist().cdf(abs(value) / error))
         found.append(Coefficient(name, float(value), float(value - 1.96 * error), float(value + 1.96 * error), p_value))
     return found
