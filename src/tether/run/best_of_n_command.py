@@ -236,7 +236,7 @@ def _picture(found: Mapping[str, Any], path: Path) -> str:
     columns = ("n", "proxy", "gold", "KL bound, nats", "win rate bound")
     values = {
         "title": "Best of n",
-        "subtitle": f"{found['prompts']} prompts",
+        "subtitle": f"{found['prompts']} prompts; {_where_from(found['origin'])}",
         "flags": [],
         "sentences": found["notes"],
         "charts": charts,
@@ -244,6 +244,12 @@ def _picture(found: Mapping[str, Any], path: Path) -> str:
         "hashes": [(name, value) for name, value in found["origin"].items() if name.endswith("sha256") and value],
     }
     return render_document("Best of n", "plain.html", values)
+
+
+def _where_from(origin: Mapping[str, Any]) -> str:
+    if "policy" in origin:
+        return f"answers of {origin['policy']}, picked by {origin['proxy_model']}, gold {origin['gold_score'] or 'unknown'}"
+    return f"answers of {origin['samples']}, picked by column {origin['proxy_column']}, gold {origin['gold_column'] or 'unknown'}"
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
