@@ -47,8 +47,9 @@ def unbroken(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("kind", "crash"), [
-    ("sft", "first"), ("ppo", "first"), *((k, c) for k in TRAINERS for c in ("between", "late")), *((k, "between") for k in REWARD_FORMS),
-    *(pytest.param(k, "late", marks=pytest.mark.slow) for k in REWARD_FORMS),
+    ("sft", "first"), ("ppo", "first"), *((k, c) for k in TRAINERS for c in ("between", "late")),
+    ("reward_rankings", "between"), ("reward_lora", "between"),
+    *(pytest.param(k, c, marks=pytest.mark.slow) for k in REWARD_FORMS for c in ("first", "late")),
 ])  # fmt: skip
 def test_a_stage_that_crashed_goes_on_as_if_nothing_had_happened(unbroken, kind, crash, tmp_path):
     whole, stage, steps = unbroken(kind)

@@ -265,3 +265,11 @@ def test_the_plan_counts_what_a_batch_counts(tmp_path):
     assert "30 comparisons" in plan_lines(RunConfig.model_validate(base))[1]
     base["reward_model"]["batch_by"] = "prompts"
     assert "5 prompts with comparisons" in plan_lines(RunConfig.model_validate(base))[1]
+
+
+def test_what_would_fail_at_the_end_is_said_before_training(tmp_path):
+    section = {"lora": {"targets": ["q_projj"]}, "normalise": {"to": "mean", "reference": {"path": str(tmp_path / "none.jsonl")}}}
+    with pytest.raises(ConfigError, match=r"(?s)reward_model\.lora\.targets: .*q_proj.*reward_model\.normalise\.reference: .*no such file"):
+        run(run_config(tmp_path, **section))
+    with pytest.raises(ValueError, match="reference has no effect"):
+        settings(normalise={"to": "none", "reference": {"path": "f"}})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tether.config.base import Params, Section
 from tether.config.settings import DataSource, LoRAConfig, OptimConfig, SamplingConfig
@@ -45,6 +45,12 @@ class NormaliseConfig(Section):
     """`mean_std`: mean 0 and std 1 on the reference samples; `mean`: mean 0, the scale stays log-odds; `none`: as they were learned."""
     reference: DataSource | None = None
     """Demonstrations whose answers are the reference samples; absent means both sides of the held-out comparisons."""
+
+    @model_validator(mode="after")
+    def _reference_is_used(self) -> NormaliseConfig:
+        if self.to == "none" and self.reference is not None:
+            raise ValueError('reference has no effect with to = "none"; drop it, or choose mean or mean_std')
+        return self
 
 
 class RewardModelConfig(Section):

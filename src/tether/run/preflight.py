@@ -105,6 +105,12 @@ def _look_at_reward_model(found: _Findings, config: RunConfig, section: RewardMo
     comparisons = found.attempt("reward_model.data", lambda: load_judgements(section.data))
     if section.path is not None:
         base = found.attempt("reward_model.path", lambda: _base(str(section.path), config))
+    if base is not None and section.lora is not None:
+        model, own = base, config.model.model_copy(update={"lora": section.lora})
+        for odd in found.attempt("reward_model.lora.targets", lambda: check_lora(model, own)) or ():
+            _LOG.warning("reward_model.lora.targets: %s", odd)
+    if (reference := section.normalise.reference) is not None:
+        found.attempt("reward_model.normalise.reference", lambda: load_demonstrations(reference))
     if comparisons is not None and base is not None:
         found.attempt(
             "reward_model.data", lambda: check_comparisons(base, comparisons, section, section.data.path, config.seed)
