@@ -106,6 +106,12 @@ def test_too_few_to_judge_is_said_and_is_neither_a_flag_nor_a_pass(tmp_path, row
     assert json.loads(as_json(report))["unjudged"] == words
 
 
+def test_a_comparison_that_was_asked_for_and_not_made_is_no_pass(tmp_path):
+    rows = [{"prompt": f"q{n}", "completion": f"several words of answer {n}", "reward": n} for n in range(12)]
+    report = audit(write(tmp_path / "a.jsonl", rows), write(tmp_path / "b.jsonl", rows[:2]))
+    assert "the comparison was not made, which is no pass of it" in as_text(report)
+
+
 def test_a_flag_starts_where_rows_can_be_judged(tmp_path):
     report = audit(write(tmp_path / "a.jsonl", [{"prompt": f"q{n}", "completion": f"w{n}", "reward": 1} for n in range(5)]))
     assert [flag.name for flag in report.flags] == ["too short"]

@@ -51,6 +51,20 @@ def test_yaml_toml_and_json_say_the_same():
     assert toml == yaml == parse_config('{"seed": 4, "sft": {"epochs": 2, "data": {"path": "a"}}}', ".json")
 
 
+@pytest.mark.parametrize(
+    ("suffix", "text"),
+    [
+        (".json", '{"name": "a", "sft": {"epochs": 1, "epochs": 2}}'),
+        (".yaml", "name: a\nsft:\n  epochs: 1\n  epochs: 2\n"),
+        (".yaml", "rl:\n  a:\n    rewards:\n      - {kind: length, epochs: 1, epochs: 2}\n"),
+        (".toml", "[sft]\nepochs = 1\nepochs = 2\n"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_in_every_language(suffix, text):
+    with pytest.raises(ConfigError, match=r"epochs stands twice|overwrite a value"):
+        parse_config(text, suffix)
+
+
 def test_resolved_json_reads_back_and_is_stable():
     config = parse_config(BASE, ".toml")
     text = resolved_json(config)

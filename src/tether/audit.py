@@ -30,6 +30,8 @@ __all__ = ["Audit", "Flag", "Levels", "Measure", "as_json", "as_text", "audit", 
 _RESAMPLES = 2_000
 _MIN_PROMPTS = 5  # below it an interval over prompts says next to nothing
 
+_NOT_COMPARED = "nothing is compared with"
+
 
 @dataclass(frozen=True)
 class Levels:
@@ -126,7 +128,7 @@ def audit_rows(
     old = _Texts.of(before) if before else None
     unjudged = _too_few(now)
     if not unjudged and old is not None and _too_few(old):
-        notes = (*notes, f"nothing is compared with {baseline}: {_too_few(old)}")
+        notes = (*notes, f"{_NOT_COMPARED} {baseline}: {_too_few(old)}")
     return Audit(
         source=source,
         baseline=baseline,
@@ -292,7 +294,11 @@ def as_text(report: Audit) -> str:
 def _last_line(report: Audit) -> str:
     if report.unjudged:
         return f"Not judged: {report.unjudged}. That is no pass."
-    return "Flags are for inspection: read the answers before you act." if report.flags else "Nothing to look at."
+    if report.flags:
+        return "Flags are for inspection: read the answers before you act."
+    if any(note.startswith(_NOT_COMPARED) for note in report.notes):
+        return "The answers by themselves give nothing to look at; the comparison was not made, which is no pass of it."
+    return "Nothing to look at."
 
 
 def as_json(report: Audit) -> str:

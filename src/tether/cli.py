@@ -6,6 +6,7 @@ Exit status: 0 done, 1 an error of Tether, 2 wrong usage or configuration, 3 a c
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from tether import __version__
+from tether.cli_collect import collect_app
 from tether.cli_reward import reward_app
 from tether.commands import COMMANDS, FLAG, Flagged
 from tether.errors import ConfigError, Interrupted, Paused, RunError, TetherError
@@ -36,6 +38,7 @@ app = App(
 )
 config_app = App(name="config", help="Explain configurations.")
 app.command(config_app)
+app.command(collect_app)
 app.command(reward_app)
 
 _ConfigFile = Annotated[Path, Parameter(help="A .toml, .yaml or .json file.")]
@@ -106,7 +109,13 @@ def resume(
     stored = folder / "config.json"
     if not stored.is_file():
         raise RunError(f"{folder} is no run: it holds no config.json")
-    resolved = load_config(stored, [f"output={folder.absolute().parent}", f"name={folder.absolute().name}"])
+    try:
+        resolved = load_config(stored, [f"output={folder.absolute().parent}", f"name={folder.absolute().name}"])
+    except ConfigError as error:
+        raise RunError(
+            f"{error}. The run's own copy of its settings is damaged: put it back from a copy, or start the run again with the file it "
+            f"came from, `tether run CONFIG name={folder.name}`; what is finished is kept"
+        ) from error
     _run_pipeline(resolved, quiet=quiet, fresh=False, accept_changes=accept_changes, acknowledge=acknowledge)
 
 
@@ -241,6 +250,10 @@ def _underscored(path: str) -> str:
     )
 
 
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
+"""What a disk, and not Tether, is to blame for."""
+
+
 def main(tokens: Sequence[str]) -> int:
     """Run one command line; returns the exit status."""
     takes_overrides = tokens[:1] in (["run"], ["conformance"], ["verify-resume"]) or tokens[:2] == ["config", "show"]
@@ -269,6 +282,11 @@ def main(tokens: Sequence[str]) -> int:
         return stopped.status
     except TetherError as error:
         _complain(str(error))
+        return 1
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        _complain(f"{error}. What is finished is kept; make room, or mend the disk or its rights, then run again: {_again(tokens)}")
         return 1
     except KeyboardInterrupt:
         _complain(f"stopped. Run again: {_again(tokens)}")

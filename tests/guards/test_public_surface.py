@@ -44,6 +44,27 @@ OPTIONS = {
     "lab": ["--[KEYWORD]", "--json", "--plot", "NAME"],
     "config show": ["CONFIG", "OVERRIDES"],
     "config schema": [],
+    "collect init": [
+        "--break-after-minutes", "--gold-share", "--guidelines", "--held-out-share", "--judgements-per-overlap-item", "--no-comments",
+        "--no-strengths", "--overlap", "--question", "--random-share", "--seed", "--strategy", "--stratified", "DATABASE",
+    ],
+    "collect import": [
+        "--annotator", "--answer-field", "--format", "--pairs", "--prompt-field", "--question", "--unjudged", "DATABASE", "FILE",
+    ],
+    "collect export": [
+        "--both-bad", "--form", "--gold", "--margin", "--min-agreement", "--much", "--slight", "--split", "--ties", "--without",
+        "DATABASE", "FILE",
+    ],
+    "collect dump": ["DATABASE", "FILE"],
+    "collect load": ["DATABASE", "FILE"],
+    "collect annotators": ["--add", "DATABASE"],
+    "collect generate": ["--limit", "--max-new-tokens", "--pairs", "--samples", "--seed", "--temperature", "DATABASE", "MODEL"],
+    "collect score": ["DATABASE", "REWARD_MODEL"],
+    "collect stats": ["--json", "--output", "--seed", "DATABASE"],
+    "collect simulate": [
+        "--annotators", "--answers", "--careless", "--json", "--judgements", "--length-bias", "--overlap", "--position-bias", "--prompts",
+        "--seed", "--temperature", "--tie-threshold",
+    ],
     "metrics": [],
     "report": ["RUN"],
 }

@@ -59,13 +59,14 @@ def test_kl_bandit_exact_gradients_reach_the_optimum_that_belongs_to_their_tethe
 
 
 def test_group_size_at_the_size_of_the_specification():
-    figures = group_size.run().figures  # 400 seeds
-    # Bands: about two standard errors of the mean over 400 seeds, .012 .004 .001, and the rounding of the stated figures.
-    for got, stated, band in zip(figures["expected_reward"], (3.95, 4.51, 4.63), (0.03, 0.015, 0.008), strict=True):
-        assert got == pytest.approx(stated, abs=band)
-    assert figures["expected_reward_sd"] == pytest.approx([0.24, 0.08, 0.02], abs=0.015)
-    # Stated 1.09 .59 .25. Over 8,000 seeds we find 1.07 (400: standard error .006); the first step alone gives sqrt((2.1875 + 1/12) / 2).
-    assert figures["rms_gap"] == pytest.approx([1.07, 0.59, 0.25], abs=0.02)
+    """Seven of the nine stated figures come out to their digits with a stream of NumPy's default generator a seed, two beside theirs.
+
+    Stated: 4.63 at G = 32 (here 4.6249) and an rms of 1.09 at G = 2, where the truth is 1.069: 20,000 seeds, and any KL form.
+    """
+    figures = group_size.run().figures
+    rows = zip(*(figures[name] for name in ("expected_reward", "expected_reward_sd", "rms_gap")), strict=True)
+    assert [tuple(round(x, 2) for x in row) for row in rows] == [(3.95, 0.24, 1.08), (4.51, 0.08, 0.59), (4.62, 0.02, 0.25)]
+    assert figures["expected_reward"][2] == pytest.approx(4.625, abs=2e-4)
 
 
 def test_group_size_the_mean_baseline_shrinks_the_gradient_and_leaving_out_repairs_it():

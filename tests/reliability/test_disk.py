@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from crash_tools import INPUTS, assert_is, newest, state_of
+from small_runs import make_config, sections_of
 from torch import nn
 
 from tether.backends.local import LocalWorker
@@ -173,3 +175,31 @@ def test_a_save_in_flight_is_waited_for_by_the_next(tmp_path):
     store.join()
     assert newest(tmp_path) == 3
     assert_is(read_checkpoint(tmp_path / "step-00000001").load(), 1)
+
+
+# -- models: a stage writes its own when it is done ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kib", [pytest.param(40, marks=pytest.mark.slow), pytest.param(150, marks=pytest.mark.slow), 300])
+def test_a_model_that_does_not_fit_is_one_error_and_the_run_goes_on_when_there_is_room(tmp_path, kib):
+    """The whole run on a file system that is too small for what it writes, by the command line: no traceback, wherever it ends."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(place)], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("no file system of our own here")
+    try:
+        sections, stage, _ = sections_of("sft", tmp_path)
+        config = make_config(tmp_path, **sections) | {"output": str(place / "runs"), "checkpoint": {"every": 0}}
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(config))
+        command = [sys.executable, "-m", "tether", "run", str(file), "--quiet"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+        assert "No space left" in done.stderr or "are free" in done.stderr
+        subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
+        assert subprocess.run(command, capture_output=True, check=False, timeout=240).returncode == 0
+        assert (place / "runs" / "t" / stage / "stage.json").exists()
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)

@@ -68,6 +68,29 @@ def test_a_reward_that_rises_alone_is_pointed_out(make_run):
     )
 
 
+@pytest.mark.parametrize(("low", "told"), [(0.1, True), (-0.1, False)])
+def test_a_reward_that_rises_within_its_interval_is_not(make_run, low, told):
+    folder = make_run()
+    data = json.loads((folder / "evaluation.json").read_text())
+    data["gains"][0].update(low=-0.1)
+    data["proxy_gains"] = [{**data["gains"][0], "low": low}]
+    (folder / "evaluation.json").write_text(json.dumps(data))
+    assert ("ppo: the training reward rose" in summary(read_run(folder)).get("Watch", "")) is told
+
+
+def test_alarms_that_were_let_pass_and_a_missing_tether_are_told(make_run):
+    folder = make_run()
+    config = json.loads((folder / "config.json").read_text())
+    config["rl"]["grpo"]["kl"]["beta"] = 0.0
+    (folder / "config.json").write_text(json.dumps(config))
+    log = EventLog(folder / "events.jsonl")
+    log.write("alarms_acknowledged", alarms=["rl.grpo: dead_groups", "rl.grpo: entropy"])
+    log.close()
+    told = summary(read_run(folder))
+    assert "a person has seen and let pass: rl.grpo: dead_groups, rl.grpo: entropy." in told["Alarms"]
+    assert "there was no tether (beta 0)" in told["What was trained"]
+
+
 def test_a_last_value_outside_its_band_is_pointed_out(make_run):
     watch = summary(read_run(make_run(metrics={"first_ratio_error": 0.5})))["Watch"]
     assert "first_ratio_error 0.54 (healthy: 0 to 0.0001)" in watch

@@ -25,6 +25,22 @@ def test_temperature_divides_before_the_softmax(temperature: float, expected: fl
     assert drawn.logprobs_R.item() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1), Sampling(1, 0.7), Sampling(1, 0.0), Sampling(1, 0.7, 9, 0.9)], ids=str
+)
+def test_narrow_logits_are_those_of_their_cast_and_nothing_is_written_over(sampling: Sampling) -> None:
+    torch.manual_seed(0)
+    narrow = torch.randn(8, 5000).bfloat16()
+    wide, uniforms = narrow.float(), torch.rand(8, dtype=torch.float64)
+    twins = narrow.clone(), wide.clone()
+    drawn, expected = draw(narrow, uniforms, sampling), draw(wide, uniforms, sampling)
+    assert torch.equal(drawn.tokens_R, expected.tokens_R)
+    assert torch.equal(drawn.logprobs_R, expected.logprobs_R)
+    assert drawn.logprobs_R.dtype == torch.float32
+    assert torch.equal(narrow, twins[0])
+    assert torch.equal(wide, twins[1])
+
+
 @pytest.mark.parametrize("vocabulary", [1, 2, 255, 256, 257, 5000])
 def test_every_token_has_its_interval(vocabulary: int) -> None:
     torch.manual_seed(0)

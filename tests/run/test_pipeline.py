@@ -50,14 +50,23 @@ def test_a_run_leaves_models_that_plain_transformers_load_events_and_a_report(co
         AutoModelForCausalLM.from_pretrained(folder / stage, local_files_only=True)
     model = AutoModelForSequenceClassification.from_pretrained(folder / "reward_model", local_files_only=True)
     assert model.config.num_labels == 1
-    kinds = [event["kind"] for event in read_events(folder / "events.jsonl")]
-    assert kinds[0] == "run_started"
-    assert kinds[-1] == "run_finished"
+    events = list(read_events(folder / "events.jsonl"))
+    assert events[0]["kind"] == "run_started"
+    assert events[-1]["kind"] == "run_finished"
+    said = [event["text"] for event in events if event["kind"] == "message" and event["text"].startswith("sampler: ")]
+    assert said == ["sampler: matrices are not prepacked, because the trained weights themselves are read"]  # once for all stages
     evaluation = json.loads((folder / "evaluation.json").read_text())
     assert [p["name"] for p in evaluation["policies"]] == ["start", "ppo", "grpo"]
     assert [(g["before"], g["after"]) for g in evaluation["gains"]] == [("start", "ppo"), ("start", "grpo")]
     assert evaluation["policies"][1]["kl_sequence_sum_nats"] != 0
-    assert result.report.read_text(encoding="utf-8").startswith("<!doctype html>")
+    page = result.report.read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "unfinished" not in page  # the report of a run that ended says so
+    assert [(g["before"], g["after"]) for g in evaluation["proxy_gains"]] == [("start", "ppo"), ("start", "grpo")]
+    length = evaluation["proxy_gains"][1]
+    before, _, after = (policy["proxies"] for policy in evaluation["policies"])
+    assert length["difference"] == pytest.approx(after["grpo"] - before["grpo"])
+    assert length["low"] <= length["difference"] <= length["high"]
 
 
 def steps_of(folder):
@@ -154,6 +163,8 @@ def test_a_setting_that_no_finished_stage_depends_on_may_change_and_the_rest_is_
     events = list(read_events(RunConfig.model_validate(small).folder / "events.jsonl"))
     started = [event["stage"] for event in events if event["kind"] == "stage_started"]
     assert started == ["sft", "rl.grpo", "evaluate", "evaluate"]
+    kept = json.loads((RunConfig.model_validate(small).folder / "evaluation.old1.json").read_text())
+    assert kept["policies"][0]["samples_per_prompt"] == 1  # the result of before is not lost
     run(RunConfig.model_validate(small))
     assert len(list(read_events(RunConfig.model_validate(small).folder / "events.jsonl"))) == len(events) + 2  # started, finished
 

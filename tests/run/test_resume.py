@@ -292,8 +292,11 @@ def test_changed_inputs_are_named_and_refused_unless_told(tmp_path):
     with pytest.raises(Crash):
         run(RunConfig.model_validate(config), observer=CrashAt(stage, 3))
     changed = {**config, "sft": {**config["sft"], "optim": {"learning_rate": 1e-4}}}
+    folder = RunConfig.model_validate(config).folder
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(RunError, match=r"settings\.sft\.optim\.learning_rate: 2e-05 -> 0\.0001.*--accept-changes"):
         run(RunConfig.model_validate(changed))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before  # `tether resume` goes on as it would have
     write_jsonl(tmp_path / "demos.jsonl", [{"prompt": turn("Say 9."), "completion": turn("9.", "assistant")}] * 6)
     with pytest.raises(RunError, match="data: "):
         run(RunConfig.model_validate(config))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -55,9 +56,10 @@ def parse_text(text: str, suffix: str, source: str) -> dict[str, Any]:
         if suffix == ".toml":
             data: Any = tomllib.loads(text)
         elif suffix in {".yaml", ".yml"}:
+            _refuse_repeated(yaml.compose(text, yaml.SafeLoader), source)
             data = yaml.safe_load(text)
         elif suffix == ".json":
-            data = json.loads(text)
+            data = json.loads(text, object_pairs_hook=partial(_unique, source=source))
         else:
             raise ConfigError(f"a configuration ends in .toml, .yaml, .yml or .json, not {suffix!r}", source)
     except (tomllib.TOMLDecodeError, yaml.YAMLError, json.JSONDecodeError, RecursionError) as error:
@@ -65,6 +67,27 @@ def parse_text(text: str, suffix: str, source: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError(f"expected sections, got a {type(data).__name__}; start with e.g. [model]", source)
     return data
+
+
+def _refuse_repeated(node: yaml.Node | None, source: str) -> None:
+    """YAML takes the last of two equal keys without a word; TOML refuses them."""
+    if isinstance(node, yaml.MappingNode):
+        _unique(((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)), source)
+        for _, value in node.value:
+            _refuse_repeated(value, source)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _refuse_repeated(value, source)
+
+
+def _unique(pairs: Iterable[tuple[str, Any]], source: str) -> dict[str, Any]:
+    """A mapping of the pairs. Raises ConfigError for a key that stands twice."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ConfigError(f"{key} stands twice in one section; keep one of them", source)
+        found[key] = value
+    return found
 
 
 def _apply_override(data: dict[str, Any], override: str, source: str) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from tether.config.base import Params, Section
-from tether.config.settings import DataSource, LoRAConfig, OptimConfig, SamplingConfig
+from tether.config.settings import DataSource, JudgedSource, LoRAConfig, OptimConfig, SamplingConfig
 
 __all__ = ["EvaluateConfig", "NormaliseConfig", "RewardModelConfig", "SFTConfig", "TiesConfig"]
 
@@ -15,7 +15,7 @@ __all__ = ["EvaluateConfig", "NormaliseConfig", "RewardModelConfig", "SFTConfig"
 class SFTConfig(Section):
     """Supervised fine-tuning on demonstrations; the loss is the mean over response tokens."""
 
-    data: DataSource
+    data: JudgedSource
     """Demonstrations: `messages`, or `prompt` and `completion`."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the data."""
@@ -56,7 +56,7 @@ class NormaliseConfig(Section):
 class RewardModelConfig(Section):
     """A Bradley-Terry reward model fitted to comparisons. More than 15 settings: what a reward model is taught is said here in full."""
 
-    data: DataSource
+    data: JudgedSource
     """Comparisons: `prompt`, `chosen`, `rejected`, optional `label` and `margin`; or rankings: `prompt`, `answers`, `ranking`."""
     path: str | None = None
     """Backbone of the reward model; absent means the policy's start (after SFT if that stage ran)."""

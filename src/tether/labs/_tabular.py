@@ -5,20 +5,29 @@ Axes: P tables (one policy each), A actions, G draws of one table, B = P G rows.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tether.maths import Aggregation, KLEstimator, aggregate_sum, grpo_loss, inverse_cdf_sample, selected_logprobs
 
-__all__ = ["draw_actions", "group_gradient", "group_ids"]
+__all__ = ["draw_actions", "group_gradient", "group_ids", "pick_actions", "streams"]
 
 
 def draw_actions(logits_PA: Tensor, group_size: int, generator: torch.Generator) -> Tensor:
     """``actions_PG``: G actions of every table, by inverse CDF from one uniform each."""
-    num_tables = len(logits_PA)
-    uniforms_B = torch.rand(num_tables * group_size, generator=generator, dtype=logits_PA.dtype)
-    actions_B = inverse_cdf_sample(logits_PA.repeat_interleave(group_size, 0), uniforms_B)
-    return actions_B.view(num_tables, group_size)
+    return pick_actions(logits_PA, torch.rand(len(logits_PA), group_size, generator=generator, dtype=logits_PA.dtype))
+
+
+def pick_actions(logits_PA: Tensor, uniforms_PG: Tensor) -> Tensor:
+    """``actions_PG``: those that the uniforms stand for."""
+    actions_B = inverse_cdf_sample(logits_PA.repeat_interleave(uniforms_PG.shape[1], 0), uniforms_PG.flatten())
+    return actions_B.view(uniforms_PG.shape)
+
+
+def streams(seeds: range, *shape: int) -> Tensor:
+    """``uniforms_S...``: a stream of its own for every seed, NumPy's default generator."""
+    return torch.from_numpy(np.stack([np.random.default_rng(seed).random(shape) for seed in seeds]))
 
 
 def group_ids(num_tables: int, group_size: int) -> Tensor:

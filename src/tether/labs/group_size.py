@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tether.labs._tabular import draw_actions, group_gradient, group_ids
+from tether.labs._tabular import group_gradient, group_ids, pick_actions, streams
 from tether.labs.result import Curve, LabResult, Panel, Table
 from tether.maths import EpsMode, StdKind, grpo_advantages, rloo_advantages
 
@@ -70,14 +70,13 @@ def run(group_sizes: tuple[int, ...] = (2, 6, 32), seeds: int = 400, steps: int 
 
 
 def _train(group_size: int, seeds: int, steps: int, seed: int) -> _Training:
-    generator = torch.Generator().manual_seed(seed)
+    uniforms_S2TG = streams(range(seed, seed + seeds), steps, 2, group_size).transpose(1, 2)
     reference_A = torch.zeros(4, dtype=torch.float64)
     logits_SA = reference_A.repeat(seeds, 1)
     expected, gaps = [logits_SA.softmax(-1) @ REWARDS_A], []
-    for _ in range(steps):
-        actions_SG = draw_actions(logits_SA, group_size, generator)
-        noise_SG = torch.rand(actions_SG.shape, generator=generator, dtype=torch.float64) - 0.5
-        rewards_SG = REWARDS_A[actions_SG] + noise_SG
+    for step in range(steps):
+        actions_SG = pick_actions(logits_SA, uniforms_S2TG[:, 0, step])
+        rewards_SG = REWARDS_A[actions_SG] + uniforms_S2TG[:, 1, step] - 0.5
         gaps.append(rewards_SG.mean(-1) - expected[-1])
         advantages_B = grpo_advantages(rewards_SG.flatten(), group_ids(seeds, group_size), eps=1e-8, eps_mode=EpsMode.VAR)
         gradient_SA = group_gradient(logits_SA, actions_SG, advantages_B.view_as(actions_SG), reference_A, BETA)

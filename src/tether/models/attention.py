@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 __all__ = ["attend"]
@@ -50,6 +51,7 @@ class _Attention(torch.autograd.Function):
         return out_AHLD
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, out_grad_AHLD: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         q_AHLD, k_AKCD, v_AKCD, out_AHLD, seen_LC = ctx.saved_tensors
         heads, (queries, keys) = q_AHLD.shape[1], seen_LC.shape

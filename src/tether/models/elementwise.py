@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 __all__ = ["lean_layers"]
@@ -71,6 +72,7 @@ class _Norm(torch.autograd.Function):
         return (x_NH * r_N1).mul_(weight_H).to(dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_NH: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x_NH, weight_H, r_N1 = ctx.saved_tensors
         wide_NH, n_NH = grad_NH.to(x_NH.dtype), x_NH * r_N1
@@ -91,6 +93,7 @@ class _Gate(torch.autograd.Function):
         return F.silu(gate_NM) * up_NM
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_NM: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         gate_NM, up_NM = ctx.saved_tensors
         return torch.ops.aten.silu_backward(grad_NM * up_NM, gate_NM), grad_NM * F.silu(gate_NM)

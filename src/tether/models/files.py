@@ -23,6 +23,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from ..errors import ModelError
+from ..files import free_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -162,12 +163,25 @@ def save_model(
 ) -> None:
     """Weights (safetensors), config, generation config, tokenizer and chat template: a folder for plain
     transformers."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with quiet_bars():
-        model.save_pretrained(folder, state_dict=dict(weights))
-    tokenizer.save_pretrained(folder)
-    for file in folder.glob("*.safetensors"):
-        file.chmod(stat.S_IMODE((folder / "config.json").stat().st_mode))  # safetensors gives 0600 whatever the umask says
+    with writing_into(folder):
+        with quiet_bars():
+            model.save_pretrained(folder, state_dict=dict(weights))
+        tokenizer.save_pretrained(folder)
+        for file in folder.glob("*.safetensors"):
+            file.chmod(stat.S_IMODE((folder / "config.json").stat().st_mode))  # safetensors gives 0600 whatever the umask says
+
+
+@contextmanager
+def writing_into(folder: Path) -> Iterator[None]:
+    """Make the folder for what the block writes. Raises ModelError naming it, the reason and the free bytes where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{folder} cannot be written ({error}); {free_bytes(folder):,} bytes are free there. Make room (or choose another output=...) "
+            "and start again: what is finished is kept"
+        ) from error
 
 
 def fingerprint(module: nn.Module) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ..maths.logprobs import CHUNK_ELEMENTS, check_temperature
 
@@ -78,6 +79,7 @@ class _Chosen(torch.autograd.Function):
         return chosen_N, entropy_N
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, chosen_grad_N: Tensor | None, entropy_grad_N: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         states_NH, matrix_VH, tokens_N, normaliser_N, entropy_N, *kept = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.precisions

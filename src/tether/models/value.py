@@ -64,7 +64,8 @@ def head_values(head: nn.Linear, hidden_ND: Tensor) -> Float[Tensor, " N"]:
 
 def save_head(head: nn.Linear, folder: Path) -> None:
     """`value_head.safetensors` beside the model: weight [1, H], bias [1]."""
-    save_file({n: p.detach().cpu().contiguous() for n, p in head.named_parameters()}, folder / HEAD_FILE)
+    with files.writing_into(folder):
+        save_file({n: p.detach().cpu().contiguous() for n, p in head.named_parameters()}, folder / HEAD_FILE)
 
 
 def load_head(head: nn.Linear, folder: Path) -> bool:
@@ -147,8 +148,7 @@ class Critic(nn.Module):
     def save(self, folder: Path | str) -> None:
         """Trunk as safetensors, head beside it. Read back with `init="saved"`."""
         target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        with files.quiet_bars():
+        with files.writing_into(target), files.quiet_bars():
             self.trunk.save_pretrained(target)
         save_head(self.value_head, target)
 

@@ -71,6 +71,11 @@ class EvaluationRecord:
     prompts_sha256: str
     policies: tuple[PolicyRecord, ...]
     gains: tuple[GainRecord, ...]
+    proxy_gains: tuple[GainRecord, ...] = ()
+
+    def proxy_gain_of(self, name: str) -> GainRecord | None:
+        """That of the training reward of policy ``name``; None where the run did not measure it by prompt."""
+        return next((gain for gain in self.proxy_gains if gain.after == name), None)
 
     def gain_of(self, name: str) -> GainRecord | None:
         """The gain of policy ``name`` over the start."""
@@ -79,19 +84,20 @@ class EvaluationRecord:
 
 def read_evaluation(data: Mapping[str, Any]) -> EvaluationRecord:
     policies = [_policy(row) for row in rows(data.get("policies"))]
-    gains = [
-        GainRecord(
-            str(row.get("before", "")),
-            str(row.get("after", "")),
-            number(row.get("difference")),
-            number(row.get("low")),
-            number(row.get("high")),
-            number(row.get("confidence")),
-            whole(row.get("num_prompts")),
-        )
-        for row in rows(data.get("gains"))
-    ]
-    return EvaluationRecord(str(data.get("prompts_sha256", "")), tuple(policies), tuple(gains))
+    gains, proxy_gains = (tuple(_gain(row) for row in rows(data.get(key))) for key in ("gains", "proxy_gains"))
+    return EvaluationRecord(str(data.get("prompts_sha256", "")), tuple(policies), gains, proxy_gains)
+
+
+def _gain(row: Mapping[str, Any]) -> GainRecord:
+    return GainRecord(
+        str(row.get("before", "")),
+        str(row.get("after", "")),
+        number(row.get("difference")),
+        number(row.get("low")),
+        number(row.get("high")),
+        number(row.get("confidence")),
+        whole(row.get("num_prompts")),
+    )
 
 
 def _policy(row: Mapping[str, Any]) -> PolicyRecord:

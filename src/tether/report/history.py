@@ -11,7 +11,10 @@ from typing import Any
 from tether.report.charts import number as in_short
 from tether.report.plain import number, whole
 
-__all__ = ["Alert", "Moment", "read_alerts", "read_history"]
+__all__ = ["LET_PASS", "Alert", "Moment", "read_alerts", "read_history"]
+
+LET_PASS = "a person has seen and let pass:"
+"""How an acknowledged alarm is told."""
 
 _KINDS = ("warning", "alarm")
 
@@ -96,10 +99,14 @@ def _moment(event: Mapping[str, Any]) -> Moment | None:
         "interrupted": "paused by a check" if event.get("reason") == "alarm" else "stopped by a signal",
         "stage_finished": "the stage is finished",
         "run_finished": "the run is finished",
-        "alarms_acknowledged": f"a person has seen and let pass: {_told(event.get('alarms'))}",
+        "alarms_acknowledged": f"{LET_PASS} {_alarms(event.get('alarms'))}",
     }
     text = texts.get(str(event.get("kind")))
     return None if text is None else Moment(str(event.get("time", "")), str(event.get("stage", "")), text)
+
+
+def _alarms(names: Any) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, list) and names else "the alarms of before"
 
 
 def _checkpoint(manifest: Path) -> Moment:

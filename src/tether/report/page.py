@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from tether.errors import RunError
@@ -30,7 +30,8 @@ from tether.report.texts import cut, held_out, training
 from tether.report.words import POLICY_COLUMNS, hashes, policy_rows, summary
 
 __all__ = [
-    "LARGEST_PAGE", "asset", "content_policy", "render", "render_document", "render_main", "render_page", "render_svg", "write_report",
+    "LARGEST_PAGE", "asset", "content_policy", "fill", "render", "render_document", "render_main", "render_page", "render_svg",
+    "write_report",
 ]  # fmt: skip
 
 LARGEST_PAGE = 5 * 10**6  # bytes
@@ -136,10 +137,17 @@ def content_policy(css: str, script: str, more: str = "") -> str:
     return f"default-src 'none'; {own}; {more}base-uri 'none'; form-action 'none'"
 
 
+def fill(template: str, values: Mapping[str, Any], *, package: str) -> str:
+    """A template of another package with its values escaped, for pages in the manner of the report; it may import ``draw.html`` of this
+    one.
+    """
+    return _safe(_environment(package).get_template(template).render({"width": WIDTH, "height": HEIGHT, **values}))
+
+
 @cache
-def _environment() -> Environment:
+def _environment(package: str = "tether.report") -> Environment:
     return Environment(
-        loader=PackageLoader("tether.report"),
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader("tether.report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -12,6 +12,7 @@ from tether.config.presets import TITLES
 from tether.metrics import REGISTRY
 from tether.report.charts import number
 from tether.report.direct import held_out_sentences, trained_sentence
+from tether.report.history import LET_PASS
 from tether.report.judges import judges, raters_of
 from tether.report.plain import nested
 from tether.report.read import Alert, EvaluationRecord, GainRecord, PolicyRecord, RunRecord, StageRecord
@@ -124,10 +125,10 @@ def _online_sentence(name: str, config: Any, stage: StageRecord) -> str:
     done = max((points[-1][0] for points in stage.curves.values() if points), default=0)
     where = nested(config, "kl", "where") or "preference loss"  # of online DPO
     beta = nested(config, "kl", "beta") if nested(config, "kl") else nested(config, "beta")
+    tether = "there was no tether (beta 0)" if beta == 0 else f"the KL acts in the {where} with beta {beta} per nat"
     return (
         f"{name}: {algorithm}, {done} of {stage.num_steps or done} steps on prompts of "
-        f"{nested(config, 'prompts', 'path')}; reward: {', '.join(parts)}; "
-        f"the KL acts in the {where} with beta {beta} per nat."
+        f"{nested(config, 'prompts', 'path')}; reward: {', '.join(parts)}; {tether}."
     )
 
 
@@ -220,14 +221,19 @@ def _alarms(run: RunRecord) -> Iterator[str]:
     for (stage, rule), alerts in by_rule.items():
         often = f" {len(alerts)} times, at last at step {alerts[-1].step}" if len(alerts) > 1 else f" at step {alerts[-1].step}"
         yield f"{stage or 'run'}: the check {rule or 'without a name'} tripped{often}: {alerts[-1].text.rstrip('.')}."
+    for moment in run.history:
+        if moment.text.startswith(LET_PASS):
+            yield f"On {moment.time[:16].replace('T', ' ')} {moment.text}."
 
 
 def _reward_alone(evaluation: EvaluationRecord) -> Iterator[str]:
-    """The training reward rose and the independent score did not: the policy may game the reward."""
+    """The training reward rose beyond its interval and the independent score did not: the policy may game the reward."""
     for policy in evaluation.policies[1:]:
         before = evaluation.policies[0].proxies.get(policy.name, math.nan)
         after, gain = policy.proxies.get(policy.name, math.nan), evaluation.gain_of(policy.name)
-        if after > before and gain is not None and not gain.low > 0:
+        proxy = evaluation.proxy_gain_of(policy.name)
+        rose = after > before if proxy is None else proxy.low > 0  # None: evaluated before intervals were kept
+        if rose and gain is not None and not gain.low > 0:
             yield (
                 f"{policy.name}: the training reward rose on held-out prompts ({number(before)} → "
                 f"{number(after)}) while the independent score did not rise beyond its interval; "

@@ -40,18 +40,23 @@ def draw(logits_RV: Float[Tensor, "R V"], uniforms_R: Float[Tensor, R], sampling
     trained on. Example: logits log [.25, .75], temperature 1: u .2 -> token 0, -1.386294; u .3 -> token 1,
     -.287682.
     """
-    logits_RV = logits_RV.float()
-    certain_R = torch.where(logits_RV.amax(-1).isfinite(), 0.0, torch.nan)
+    scores_RV = logits_RV.float()
+    top_R1 = scores_RV.amax(-1, keepdim=True)
+    certain_R = torch.where(top_R1[:, 0].isfinite(), 0.0, torch.nan)
     if sampling.greedy:
-        return Drawn(logits_RV.argmax(-1), certain_R)
+        return Drawn(scores_RV.argmax(-1), certain_R)
+    scale = 1.0
     if sampling.truncated:
-        logits_RV, scale = _filtered(logits_RV, sampling), 1.0
-    else:
+        logits_RV = scores_RV = _filtered(scores_RV, sampling)
+        top_R1 = scores_RV.amax(-1, keepdim=True)
+    elif sampling.temperature != 1:
         scale = 1.0 / sampling.temperature
-    top_R1 = logits_RV.amax(-1, keepdim=True)
-    weights_RV = logits_RV.sub(top_R1).mul_(scale).exp_()  # in [0, 1], 1 at the largest
-    tokens_R, total_R = _search(weights_RV, uniforms_R)
-    chosen_R = (logits_RV.gather(-1, tokens_R[:, None]) - top_R1)[:, 0] * scale
+    own_RV = scores_RV if scores_RV is not logits_RV else None  # a cast, which nobody reads any more
+    weights_RV = torch.sub(scores_RV, top_R1, out=own_RV)
+    if scale != 1:
+        weights_RV.mul_(scale)
+    tokens_R, total_R = _search(weights_RV.exp_(), uniforms_R)  # in [0, 1], 1 at the largest
+    chosen_R = (logits_RV.gather(-1, tokens_R[:, None]).float() - top_R1)[:, 0] * scale
     return Drawn(tokens_R, (chosen_R - total_R.log()).float() + certain_R)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
 
-__all__ = ["LlamaDecoder", "LlamaWeights", "pack_llama", "why_not_llama"]
+from .prepacked import prepack, product, why_not_prepacked
+
+__all__ = ["LlamaDecoder", "LlamaWeights", "pack_llama", "why_not_llama", "write_stacked"]
 
 # Frequencies that do not depend on the longest row of a batch.
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -31,7 +34,9 @@ RING_GROWTH = 32  # columns by which the cache grows
 
 @dataclass(frozen=True, slots=True)
 class LlamaLayer:
-    """Matrices in compute precision (several stand for their rows stacked), norms in float32."""
+    """Matrices in compute precision (several stand for their rows stacked), plain or prepacked; norms in
+    float32.
+    """
 
     attention_norm: Tensor
     qkv: tuple[Tensor, ...]
@@ -44,7 +49,7 @@ class LlamaLayer:
 @dataclass(frozen=True, slots=True)
 class LlamaWeights:
     """What a decode step reads. Own copies, or the model's parameters themselves where the precision is the
-    same.
+    same. ``why_plain``: the reason why matrices are not prepacked, None where they are.
     """
 
     embedding: Tensor
@@ -56,6 +61,7 @@ class LlamaWeights:
     kv_heads: int
     head_size: int
     eps: float
+    why_plain: str | None
 
 
 def why_not_llama(model: nn.Module) -> str | None:
@@ -70,7 +76,8 @@ def why_not_llama(model: nn.Module) -> str | None:
     rope = config.rope_parameters["rope_type"]
     if rope not in STATIC_ROPE:
         return f"rope type {rope!r} changes with the length of the batch"
-    linears = [module for layer in model.model.layers for module in _linears(layer)] + [model.lm_head]
+    linears = [m for layer in model.model.layers for linears in _stacks(layer) for m in linears]
+    linears.append(model.lm_head)
     strange = next((type(m).__name__ for m in linears if type(m) is not nn.Linear), None)
     if strange or any(type(layer) is not LlamaDecoderLayer for layer in model.model.layers):
         return f"a layer was replaced ({strange or 'decoder layer'}: adapters or quantisation)"
@@ -82,59 +89,71 @@ def why_not_llama(model: nn.Module) -> str | None:
     return "a module has a forward hook" if hooked else None
 
 
-def _linears(layer: Any) -> tuple[Any, ...]:
+def _stacks(layer: Any) -> tuple[tuple[Any, ...], ...]:
+    """The linear layers of a decoder layer; those of one tuple read the same input."""
     attention, mlp = layer.self_attn, layer.mlp
     return (
-        attention.q_proj,
-        attention.k_proj,
-        attention.v_proj,
-        attention.o_proj,
-        mlp.gate_proj,
-        mlp.up_proj,
-        mlp.down_proj,
+        (attention.q_proj, attention.k_proj, attention.v_proj),
+        (attention.o_proj,),
+        (mlp.gate_proj, mlp.up_proj),
+        (mlp.down_proj,),
     )
 
 
 @torch.no_grad()
 def pack_llama(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaWeights:
     """Weights for decoding in ``dtype``: references where the model already has it, else one cast and
-    stacked copy.
+    stacked copy, prepacked where that changes no bit.
 
-    In a copy the tied embedding shares the head's matrix, so the copy is of one moment and costs 2 bytes a
-    parameter.
+    The copy is of one moment and costs 2 bytes a weight; the rows of a tied embedding are looked up in the
+    head's matrix, or where that is prepacked, in 2 bytes more.
     """
 
-    def stack(*linears: Any) -> tuple[Tensor, ...]:
+    def stack(linears: Sequence[Any]) -> tuple[Tensor, ...]:
         weights = tuple(linear.weight.detach() for linear in linears)
-        return weights if weights[0].dtype == dtype else (torch.cat([w.to(dtype) for w in weights]),)
+        if weights[0].dtype == dtype:
+            return weights
+        rows = sum(weight.shape[0] for weight in weights)
+        return (write_stacked(weights[0].new_empty(rows, weights[0].shape[1], dtype=dtype), weights),)
 
     def norm(module: Any) -> Tensor:
         weight = module.weight.detach()
         return weight if weight.dtype == dtype == torch.float32 else weight.float().clone()
 
-    layers = []
     every_layer: Any = model.model.layers
-    for layer in every_layer:
-        q, k, v, out, gate, up, down = _linears(layer)
-        layers.append(
-            LlamaLayer(
-                norm(layer.input_layernorm),
-                stack(q, k, v),
-                stack(out)[0],
-                norm(layer.post_attention_layernorm),
-                stack(gate, up),
-                stack(down)[0],
-            )
-        )
-    (head,) = stack(model.lm_head)
+    (head,) = stack([model.lm_head])
+    if model.lm_head.weight.dtype == dtype:
+        why_plain = "the trained weights themselves are read"
+    else:
+        first = (matrix for linears in _stacks(every_layer[0]) for matrix in stack(linears))
+        why_plain = why_not_prepacked(chain(first, [head]))
+
+    def place(matrices: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return matrices if why_plain else tuple(prepack(matrix) for matrix in matrices)
+
     tied = model.model.embed_tokens.weight is model.lm_head.weight
     embedding = head if tied else model.model.embed_tokens.weight.detach().to(dtype)
+    (head,) = place((head,))
+    layers = []
+    for layer in every_layer:
+        qkv, (out,), gate_up, (down,) = (place(stack(linears)) for linears in _stacks(layer))
+        norms = norm(layer.input_layernorm), norm(layer.post_attention_layernorm)
+        layers.append(LlamaLayer(norms[0], qkv, out, norms[1], gate_up, down))
     config: Any = model.config
     return LlamaWeights(
         embedding, tuple(layers), norm(model.model.norm), head, model.model.rotary_emb,
         config.num_attention_heads, config.num_key_value_heads, every_layer[0].self_attn.head_dim,
-        config.rms_norm_eps,
+        config.rms_norm_eps, why_plain,
     )  # fmt: skip
+
+
+def write_stacked(into: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """Write the rows of the weights below one another, cast on the way, so that no cast of all is in memory
+    too. Returns ``into``.
+    """
+    for part, weight in zip(into.split([weight.shape[0] for weight in weights]), weights, strict=True):
+        part.copy_(weight)
+    return into
 
 
 class LlamaDecoder:
@@ -276,8 +295,8 @@ def _embed(weights: LlamaWeights, tokens_N: Tensor) -> Tensor:
 
 def _project(hidden_Nh: Tensor, matrices: tuple[Tensor, ...]) -> Tensor:
     if len(matrices) == 1:
-        return F.linear(hidden_Nh, matrices[0])
-    return torch.cat([F.linear(hidden_Nh, matrix) for matrix in matrices], -1)
+        return product(hidden_Nh, matrices[0])
+    return torch.cat([product(hidden_Nh, matrix) for matrix in matrices], -1)
 
 
 def _normed(weights: LlamaWeights, hidden_Nh: Tensor, scale_h: Tensor) -> Tensor:
@@ -317,10 +336,10 @@ def _cached_attention(q_RHD: Tensor, keys_RKCD: Tensor, values_RKCD: Tensor, bia
 
 
 def _rest_of_layer(weights: LlamaWeights, layer: LlamaLayer, hidden_Nh: Tensor, mixed_Nh: Tensor) -> Tensor:
-    hidden_Nh = hidden_Nh + F.linear(mixed_Nh, layer.out)
+    hidden_Nh = hidden_Nh + product(mixed_Nh, layer.out)
     gate, up = _project(_normed(weights, hidden_Nh, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-    return hidden_Nh + F.linear(F.silu(gate) * up, layer.down)
+    return hidden_Nh + product(F.silu(gate) * up, layer.down)
 
 
 def _logits(weights: LlamaWeights, hidden_Nh: Tensor) -> Tensor:
-    return F.linear(_normed(weights, hidden_Nh, weights.norm), weights.head)
+    return product(_normed(weights, hidden_Nh, weights.norm), weights.head)

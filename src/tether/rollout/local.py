@@ -35,8 +35,9 @@ class LocalSampler:
 
     Llama models get a decoder of their own; any other model its own forward pass, which is said once in the
     log. ``compute_dtype`` float32 on a float32 model reads the trained parameters themselves; otherwise the
-    weights are copied in that precision at construction and at each ``refresh``. ``version`` is stamped on
-    every token. Where memory runs out, fewer answers are drawn side by side from then on, and come out the same.
+    weights are copied in that precision at construction and at each ``refresh``, in the layout that the CPU
+    multiplies by (``prepacked``) where that changes no bit. ``version`` is stamped on every token. Where
+    memory runs out, fewer answers are drawn side by side from then on, and come out the same.
     """
 
     def __init__(
@@ -57,11 +58,22 @@ class LocalSampler:
         self._packed: LlamaWeights | None = None if reason else pack_llama(self._llama(), compute_dtype)
         if reason:
             _log.warning("sampling by the plain path (slower): %s", reason)
+        else:
+            _log.info("%s", self.description)
 
     @property
     def plain(self) -> bool:
         """True where the model's own forward pass is used."""
         return self._packed is None
+
+    @property
+    def description(self) -> str:
+        """One sentence for the log: how answers are computed."""
+        if self._packed is None:
+            return "sampler: the model's own forward pass"
+        if self._packed.why_plain is None:
+            return "sampler: matrices are prepacked for this CPU (oneDNN)"
+        return f"sampler: matrices are not prepacked, because {self._packed.why_plain}"
 
     def refresh(self, version: int) -> None:
         """Publish: sample from the model's present weights from the next token on, under this version."""

@@ -15,6 +15,7 @@ import os
 import stat
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,13 @@ class CheckpointStore:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}. Start over with `tether run CONFIG --fresh`"
             )
+        return None
+
+    def newest_inputs(self) -> Mapping[str, Any] | None:
+        """What the newest checkpoint was made from, by its manifest alone; None where there is none that can be read."""
+        for folder in self._folders():
+            with suppress(CheckpointError):
+                return read_manifest(folder).inputs
         return None
 
     def require_space(self, num_bytes: int, copies: int = 1) -> None:

@@ -27,14 +27,16 @@ from tether.rollout.proof import WeightProof
 from tether.run.cards import write_cards
 from tether.run.checkpoint import CheckpointStore
 from tether.run.folder import RunFolder, sha256_text, source_sha256
-from tether.run.keeper import StageKeeper, Stateful
+from tether.run.keeper import StageKeeper, Stateful, differences, other_inputs
 from tether.run.observer import Observer
 from tether.run.recorder import Recorder
 from tether.run.signals import StopSignal
 from tether.run.warnings import Warnings
 from tether.text.chat import Text
 
-__all__ = ["Context", "build_stage", "load_policy", "load_scorer", "proof_for", "sampler_for", "stage_hashes"]
+__all__ = [
+    "Context", "build_stage", "load_policy", "load_scorer", "proof_for", "refuse_other_settings", "sampler_for", "stage_hashes",
+]
 
 _CHUNK = 4  # a journal's chunk in fillings of the sampler: long enough that its ragged end costs little
 
@@ -117,6 +119,21 @@ def stage_inputs(config: RunConfig, name: str, section: Section, data_sha256: st
     }
 
 
+def refuse_other_settings(config: RunConfig, folder: RunFolder) -> None:
+    """Before anything is written: a stage that was interrupted goes on with the settings it had.
+
+    Raises RunError with the differences. Data, code and weights are compared when the stage begins, by ``StageKeeper``.
+    """
+    sections: dict[str, Section | None] = {"sft": config.sft, "reward_model": config.reward_model}
+    sections |= {f"rl.{name}": rl for name, rl in config.rl.items()} | {f"direct.{name}": direct for name, direct in config.direct.items()}
+    for name, section in sections.items():
+        found = CheckpointStore(folder.checkpoints(name)).newest_inputs()
+        if section is not None and found is not None:
+            changed = differences(found.get("settings"), stage_inputs(config, name, section, "")["settings"], "settings")
+            if changed:
+                raise other_inputs(folder.checkpoints(name), changed)
+
+
 def build_stage(context: Context, name: str, made_from: str, build: Callable[[Path], dict[str, Any]]) -> Path:
     """Reuse a finished stage, or build it in a clean folder and mark it finished."""
     folder = context.folder.stage(name)
@@ -195,7 +212,10 @@ def load_scorer(context: Context, folder: Path | None) -> _AutocastScorer | None
 
 
 def sampler_for(context: Context, policy: Policy, max_rows: int) -> LocalSampler:
-    return LocalSampler(policy.model, policy.format.eos_ids, policy.format.pad_id, context.compute.dtype, max_rows)
+    sampler = LocalSampler(policy.model, policy.format.eos_ids, policy.format.pad_id, context.compute.dtype, max_rows)
+    if not sampler.plain:  # which warns of itself
+        context.say_once(sampler.description)
+    return sampler
 
 
 def proof_for(context: Context, policy: Policy, sampler: LocalSampler) -> WeightProof:

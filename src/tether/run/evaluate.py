@@ -26,7 +26,7 @@ from tether.stats import bootstrap_mean, paired_bootstrap
 from tether.text.chat import sampled_example
 from tether.types import Prompt, Rollout, RolloutGroup, Sampling
 
-__all__ = ["EvaluatedPolicy", "ask", "evaluate_policy", "gain", "summarise"]
+__all__ = ["EvaluatedPolicy", "ask", "evaluate_policy", "gain", "proxy_gain", "summarise"]
 
 _EVALUATION_STEP = 0  # training steps count from 1, so held-out randomness never meets training randomness
 
@@ -51,6 +51,7 @@ class EvaluatedPolicy:
     scores_by_prompt: tuple[float, ...]
     components: Mapping[str, float]
     proxies: Mapping[str, float]
+    proxies_by_prompt: Mapping[str, tuple[float, ...]]
     samples: tuple[Mapping[str, Any], ...]
     attempts: Attempts | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -103,10 +104,11 @@ def summarise(
     seed: int,
 ) -> EvaluatedPolicy:
     """The numbers of scored answers. ``seed`` is of the bootstrap."""
-    by_prompt = tuple(float(np.nanmean(group.scores)) if not all(map(math.isnan, group.scores)) else math.nan for group in groups)
+    by_prompt = tuple(map(_prompt_mean, groups))
     finite = np.array([value for value in by_prompt if not math.isnan(value)])
     interval = bootstrap_mean(finite, confidence=config.confidence, seed=seed)
     rollouts = [group.rollouts for group in groups]
+    rewarded = {stage: rubric.score(rollouts) for stage, rubric in proxies.items()}
     flat = [rollout for group in rollouts for rollout in group]
     units = None if reference is None else _kl(policy, reference, flat, config.sampling.temperature, compute)
     return EvaluatedPolicy(
@@ -124,7 +126,8 @@ def summarise(
         kl_sequence_sum_nats=0.0 if units is None else float(units.seq_sum_mean_nats),
         scores_by_prompt=by_prompt,
         components=_component_means(groups),
-        proxies={stage: _mean_score(rubric.score(rollouts)) for stage, rubric in proxies.items()},
+        proxies={stage: _mean_score(found) for stage, found in rewarded.items()},
+        proxies_by_prompt={stage: tuple(map(_prompt_mean, found)) for stage, found in rewarded.items()},
         samples=tuple(map(_first_sample, groups)),
         attempts=attempts(groups, score.parts[0][2], confidence=config.confidence, seed=seed),
     )
@@ -140,9 +143,26 @@ def _first_sample(group: RolloutGroup) -> dict[str, Any]:
     }
 
 
+def _prompt_mean(group: RolloutGroup) -> float:
+    """Mean score of the answers to one prompt; NaN where none has one."""
+    return float(np.nanmean(group.scores)) if not all(map(math.isnan, group.scores)) else math.nan
+
+
 def gain(before: EvaluatedPolicy, after: EvaluatedPolicy, seed: int) -> GainRecord:
     """Is ``after`` better on the same prompts? Prompts that either side could not score are left out of the pairs."""
-    pairs = np.array([(b, a) for b, a in zip(before.scores_by_prompt, after.scores_by_prompt, strict=True) if not math.isnan(b + a)])
+    return _gain(before, after, before.scores_by_prompt, after.scores_by_prompt, seed)
+
+
+def proxy_gain(before: EvaluatedPolicy, after: EvaluatedPolicy, seed: int) -> GainRecord | None:
+    """The same of the reward that ``after`` was trained on; None where it has none, or no prompt has both."""
+    first, second = before.proxies_by_prompt.get(after.name), after.proxies_by_prompt.get(after.name)
+    if first is None or second is None or all(math.isnan(b + a) for b, a in zip(first, second, strict=True)):
+        return None
+    return _gain(before, after, first, second, seed)
+
+
+def _gain(before: EvaluatedPolicy, after: EvaluatedPolicy, first: Sequence[float], second: Sequence[float], seed: int) -> GainRecord:
+    pairs = np.array([(b, a) for b, a in zip(first, second, strict=True) if not math.isnan(b + a)])
     interval = paired_bootstrap(pairs[:, 0], pairs[:, 1], confidence=after.confidence, seed=seed)
     return GainRecord(before.name, after.name, interval.estimate, interval.low, interval.high, after.confidence, len(pairs))
 

@@ -17,7 +17,8 @@ from tether.report.evaluation import GainRecord
 from tether.rewards.build import build_part, build_rubric
 from tether.rewards.rubric import Rubric
 from tether.run.context import Context, load_policy, load_scorer, sampler_for, stage_hashes
-from tether.run.evaluate import EvaluatedPolicy, evaluate_policy, gain
+from tether.run.evaluate import EvaluatedPolicy, evaluate_policy, gain, proxy_gain
+from tether.run.folder import set_aside, sha256_text
 from tether.run.provenance import provenance_of
 
 __all__ = ["evaluate_stage"]
@@ -29,9 +30,17 @@ def _finished(target: Path) -> dict[str, Any] | None:
         return None
     try:
         done = json.loads(target.read_text(encoding="utf-8"))
-    except ValueError as error:
+        told = done.pop("sha256", None)
+    except (ValueError, AttributeError, TypeError) as error:
         raise RunError(f"{target} is damaged ({error}): delete it and resume, which evaluates again") from error
-    return done if isinstance(done, dict) else None
+    if told not in {None, _digest(done)}:  # None: written before the hash was
+        raise RunError(f"{target} is damaged: it does not match its own SHA-256; put it back from a copy, or delete it and resume, which "
+                       "evaluates again")  # fmt: skip
+    return done
+
+
+def _digest(evaluation: Mapping[str, Any]) -> str:
+    return sha256_text(json.dumps(evaluation, sort_keys=True))
 
 
 def evaluate_stage(context: Context, start: Path, policies: Mapping[str, Path], reward_model: Path | None) -> dict[str, Any] | None:
@@ -44,6 +53,9 @@ def evaluate_stage(context: Context, start: Path, policies: Mapping[str, Path], 
     if done is not None and done.get("made_from") == made_from:
         context.observer.message(f"evaluate: finished before, reused from {target}")
         return done
+    if done is not None:
+        kept = set_aside(target)
+        context.observer.message(f"evaluate: settings or policies changed, so it is made anew; the one before is kept as {kept}")
     rows = load_rows(config.prompts.path, config.prompts.split, config.prompts.limit)
     prompts = read_prompts(rows.rows, rows.source)
     score = Rubric([(config.score, 1.0, build_part(config.score, dict(config.score_params)))])
@@ -67,13 +79,19 @@ def evaluate_stage(context: Context, start: Path, policies: Mapping[str, Path], 
         "made_from": made_from,
         "prompts_sha256": rows.sha256,
         "policies": [r.as_dict() for r in results],
-        "gains": [{**asdict(g), "excludes_zero": g.excludes_zero} for g in gains],
+        "gains": [_gain_row(found) for found in gains],
+        "proxy_gains": [_gain_row(found) for r in results[1:] if (found := proxy_gain(results[0], r, context.config.seed)) is not None],
     }
-    write_atomic(target, json.dumps(evaluation, indent=2) + "\n")
+    evaluation = json.loads(json.dumps(evaluation))  # what a reader finds: names as text, tuples as lists
+    write_atomic(target, json.dumps({**evaluation, "sha256": _digest(evaluation)}, indent=2) + "\n")
     for result, found in zip(results[1:], gains, strict=True):
         recorder.message(_in_words(results[0], result, found))
     recorder.finish({"prompts": len(prompts)})
     return evaluation
+
+
+def _gain_row(found: GainRecord) -> dict[str, Any]:
+    return {**asdict(found), "excludes_zero": found.excludes_zero}
 
 
 def _in_words(before: EvaluatedPolicy, after: EvaluatedPolicy, found: GainRecord) -> str:

@@ -24,8 +24,10 @@ from tether.config import RunConfig, resolved_json
 from tether.errors import RunError
 from tether.files import write_atomic
 
-__all__ = ["RunFolder", "sha256_text", "source_sha256"]
+__all__ = ["RunFolder", "set_aside", "sha256_text", "source_sha256"]
 
+_MAKING = frozenset({"model", "compute", "seed", "sft", "reward_model", "rl", "direct", "evaluate"})
+"""Parts of a configuration that stages are made from."""
 _PACKAGES = ("tether", "torch", "transformers", "datasets", "numpy", "peft")
 
 
@@ -35,20 +37,30 @@ def sha256_text(text: str) -> str:
 
 
 class RunFolder:
-    """A run folder that belongs to one configuration. State: the files in it."""
+    """A run folder that belongs to one configuration. State: the files in it. Nothing in an existing one changes before ``take_over``."""
 
     def __init__(self, config: RunConfig, hashes: Mapping[str, str], *, fresh: bool = False) -> None:
         self.path = config.folder
         self.config_text = resolved_json(config)
-        existing = self.path / "config.json"
         try:
             if fresh and self.path.exists():
-                _set_aside(self.path)
-            self._refuse_other_stages(existing, hashes)
-            write_atomic(existing, self.config_text)
+                set_aside(self.path)
+            self._refuse_other_stages(self.path / "config.json", hashes)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def take_over(self) -> bool:
+        """Write what the run is, once nothing speaks against it. True where stages are finished whose log is gone."""
+        try:
+            lost_log = any(self.path.glob("*/stage.json")) and not (self.path / "events.jsonl").exists()
+            write_atomic(self.path / "config.json", self.config_text)
             write_atomic(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
         except OSError as error:
-            raise RunError(f"{self.path} cannot be used as a run folder ({error}); choose another output=... or name=...") from error
+            raise self._unusable(error) from error
+        return lost_log
+
+    def _unusable(self, error: OSError) -> RunError:
+        return RunError(f"{self.path} cannot be used as a run folder ({error}); choose another output=... or name=...")
 
     def _refuse_other_stages(self, existing: Path, hashes: Mapping[str, str]) -> None:
         """A finished stage that this configuration would make otherwise is never overwritten."""
@@ -161,16 +173,17 @@ def _git_revision() -> str | None:
     return done.stdout.strip() or None
 
 
-def _set_aside(path: Path) -> None:
+def set_aside(path: Path) -> Path:
+    """Rename what is in the way, "NAME.old1" or the next number that is free; returns its new name."""
     number = 1
-    while (target := path.with_name(f"{path.name}.old{number}")).exists():
+    while (target := path.with_name(f"{path.stem}.old{number}{path.suffix}" if path.is_file() else f"{path.name}.old{number}")).exists():
         number += 1
-    path.rename(target)
+    return path.rename(target)
 
 
 def _changed(existing: Path, new_text: str) -> str:
     old, new = _flat(json.loads(existing.read_text(encoding="utf-8"))), _flat(json.loads(new_text))
-    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name) and name.split(".")[0] in _MAKING)
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 

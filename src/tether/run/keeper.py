@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from tether.run.checkpoint import Checkpoint, CheckpointStore, checkpoint_bytes
 from tether.run.signals import StopSignal
 from tether.state import State
 
-__all__ = ["NO_KEEPER", "Keeper", "NoKeeper", "Plain", "StageKeeper", "Stateful", "differences"]
+__all__ = ["NO_KEEPER", "Keeper", "NoKeeper", "Plain", "StageKeeper", "Stateful", "differences", "other_inputs"]
 
 
 class Stateful(Protocol):
@@ -178,14 +178,21 @@ class StageKeeper:
         changed = differences(found.inputs, self.inputs)
         if not changed:
             return
-        told = "; ".join(changed[:8]) + (f"; and {len(changed) - 8} more" if len(changed) > 8 else "")
-        if self.accept_changes:
-            self.say(f"goes on with changed inputs, as told: {told}")
-            return
-        raise RunError(
-            f"{found.folder} was made from other inputs: {told}. Put them back, or go on with --accept-changes, or start over with "
-            "`tether run CONFIG --fresh`"
-        )
+        if not self.accept_changes:
+            raise other_inputs(found.folder, changed)
+        self.say(f"goes on with changed inputs, as told: {_told(changed)}")
+
+
+def other_inputs(folder: Path, changed: Sequence[str]) -> RunError:
+    """The refusal to go on from checkpoints that were made from something else."""
+    return RunError(
+        f"{folder} was made from other inputs: {_told(changed)}. Put them back, or go on with --accept-changes, or start over with "
+        "`tether run CONFIG --fresh`"
+    )
+
+
+def _told(changed: Sequence[str]) -> str:
+    return "; ".join(changed[:8]) + (f"; and {len(changed) - 8} more" if len(changed) > 8 else "")
 
 
 def _full_bytes(start: State) -> int:

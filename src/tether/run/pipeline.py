@@ -34,7 +34,16 @@ from tether.rewards.build import build_rubric
 from tether.run.cards import write_cards
 from tether.run.checks.evidence import acknowledge as acknowledge_alarms
 from tether.run.checks.stage import watch_for
-from tether.run.context import Context, build_stage, load_policy, load_scorer, proof_for, sampler_for, stage_hashes
+from tether.run.context import (
+    Context,
+    build_stage,
+    load_policy,
+    load_scorer,
+    proof_for,
+    refuse_other_settings,
+    sampler_for,
+    stage_hashes,
+)
 from tether.run.direct_stage import direct_stage
 from tether.run.evaluate_stage import evaluate_stage
 from tether.run.folder import RunFolder, sha256_text
@@ -48,6 +57,7 @@ from tether.run.rl import OnlineRun, rl
 from tether.run.sft import num_steps as sft_steps
 from tether.run.sft import sft
 from tether.run.signals import StopSignal
+from tether.run.sources import answer_rows
 from tether.run.warnings import Warnings, warnings_of_run
 from tether.run.watchdog import Watchdog
 from tether.trackers import Mirror
@@ -107,11 +117,16 @@ def _run(
     acknowledge: bool,
 ) -> RunResult:
     folder = RunFolder(config, stage_hashes(config), fresh=fresh)
+    if not accept_changes:
+        refuse_other_settings(config, folder)
+    lost_log = folder.take_over()
     log = EventLog(folder.path / "events.jsonl")
     if acknowledge and (seen := acknowledge_alarms(folder.path / "alarms")):
         log.write("alarms_acknowledged", alarms=seen)
     log.write("run_started", name=config.name, config_sha256=sha256_text(folder.config_text))
     warnings.keep_in(log)
+    if lost_log:
+        warnings.say(f"{log.path} is gone: what finished stages logged is missing from the report")
     mirror = Mirror(config.report_to, config.name, folder.path, config.model_dump(mode="json"))
     log.listen(mirror)
     context = Context(config, folder, log, observer, compute, warnings, stop, accept_changes)
@@ -123,8 +138,8 @@ def _run(
         policies |= {name: direct_stage(context, name, start) for name in config.direct}
         evaluation = evaluate_stage(context, start, policies, reward_model)
         write_cards(config, folder.path)
+        log.write("run_finished")  # before the report, which says so
         report = _report(context)
-        log.write("run_finished")
     except (KeyboardInterrupt, Interrupted):
         log.write("interrupted")
         raise
@@ -161,11 +176,12 @@ def _sft_stage(context: Context) -> Path:
 
     def build(folder: Path) -> dict[str, Any]:
         policy = load_policy(context, base)
-        rows = load_rows(config.data.path, config.data.split, config.data.limit)
+        source = answer_rows(config.data)
+        rows = source.rows
         demonstrations = read_demonstrations(rows.rows, rows.source)
         limited = limit_examples(demonstration_examples(demonstrations, policy.format, rows.source), config.max_length, rows.source)
         recorder = context.recorder("sft", sft_steps(len(limited.examples), config))
-        recorder.message(f"sft: {limited.report}")
+        recorder.message(f"sft: {source.told}{limited.report}")
         keeper = context.keeper(recorder, config, rows.sha256)
         last = sft(policy, limited.examples, config, context.compute, recorder, context.config.seed, keeper)
         keeper.close()

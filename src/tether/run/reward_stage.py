@@ -11,7 +11,7 @@ from tether.backends.compute import Compute
 from tether.config import RewardModelConfig
 from tether.data.groups import Cut, TokenizedGroup, as_pairs, by_prompt, cut_example, limit_groups, tokenised_groups
 from tether.data.lengths import LengthReport, demonstration_examples
-from tether.data.load import load_demonstrations, load_rows
+from tether.data.load import load_demonstrations
 from tether.errors import DataError
 from tether.models.adapters import LoraSpec
 from tether.models.resolve import resolve_model
@@ -20,6 +20,7 @@ from tether.records import read_judgements, refuse_bad_rows
 from tether.run.context import Context, build_stage, stage_hashes
 from tether.run.reward_audit.pairs import hash_of_key
 from tether.run.reward_model import HeldOut, num_steps, score_examples, split_by_prompt, train_reward_model
+from tether.run.sources import comparison_rows
 from tether.text.chat import ChatFormat, TokenizedExample
 from tether.types import Comparison, Ranking
 
@@ -70,11 +71,12 @@ def reward_model_stage(context: Context, start: Path) -> Path | None:
         backbone = start if config.path is None else resolve_model(config.path, local_files_only=context.config.model.local_files_only)
         lora = None if config.lora is None else LoraSpec(**config.lora.model_dump())
         model = RewardModel.from_base(backbone, seed=seed, lora=lora).to(compute.device)
-        rows = load_rows(config.data.path, config.data.split, config.data.limit)
+        source = comparison_rows(config.data)
+        rows = source.rows
         prepared = prepare_groups(read_judgements(rows.rows, rows.source), config, model.format, rows.source, seed)
         _set_limit(model, config)
         recorder = context.recorder("reward_model", num_steps(len(prepared.training), config))
-        recorder.message(f"reward_model: {prepared}")
+        recorder.message(f"reward_model: {source.told}{prepared}")
         keeper = context.keeper(recorder, config, rows.sha256)
         result = train_reward_model(model, prepared.training, prepared.held_out, config, compute, recorder, seed, keeper)
         keeper.close()

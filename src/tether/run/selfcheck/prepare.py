@@ -98,6 +98,9 @@ class _Bare:
     compute: Compute
     observer: Observer
 
+    def say_once(self, text: str) -> None:
+        """Nothing: a check has no log."""
+
 
 def find_origin(config: RunConfig, compute: Compute, scratch: Path) -> Origin:
     """The start of the online stages of ``config``. Raises ModelError for a model that is not there."""

@@ -1,0 +1,65 @@
+"""Matrices in the blocked layout that oneDNN multiplies by, for products in bfloat16 on a CPU.
+
+A product with a plain matrix brings it into that layout first, every time: with a few rows that takes longer than the product. A prepacked
+matrix is an opaque tensor (``is_mkldnn``): it has shape and dtype, another of its shape is written over it with ``copy_``, and ``to_dense``
+reads it back exactly. Only ``product`` multiplies by it. Axes: N rows, I and O the width before and after.
+
+It is used where it gives the bits of the plain product, which is tried on the matrices themselves. In float32 it does not: PyTorch
+multiplies plain float32 matrices by another library. Nor does it where a product is very small, for the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["prepack", "product", "why_not_prepacked"]
+
+TRIED_ROWS = (1, 8, 64)
+SMALLEST = 16**3 + 1  # multiplications of a row; with fewer PyTorch does not ask oneDNN (mkldnn_gemm_min_size in ATen)
+
+
+def prepack(matrix_OI: Float[Tensor, "O I"]) -> Tensor:
+    """The same matrix in oneDNN's layout, in memory of its own. Call it only where ``why_not_prepacked`` says nothing."""
+    return torch.ops.mkldnn._reorder_linear_weight(matrix_OI)
+
+
+def product(x_NI: Float[Tensor, "N I"], matrix_OI: Tensor) -> Float[Tensor, "N O"]:
+    """x times the transposed matrix, which is plain or prepacked."""
+    if matrix_OI.is_mkldnn:
+        return torch.ops.mkldnn._linear_pointwise(x_NI, matrix_OI, None, "none", [], "")
+    return F.linear(x_NI, matrix_OI)
+
+
+def why_not_prepacked(matrices: Iterable[Float[Tensor, "O I"]]) -> str | None:
+    """The reason why plain matrices like these are multiplied as they are, or None where prepacked ones give the same bits.
+
+    Both operators are private to PyTorch and bound to the CPU, so what counts is what they do here: products of 1, 8 and 64 rows, the
+    second write that a publish makes, and reading back.
+    """
+    for matrix_OI in matrices:
+        if matrix_OI.device.type != "cpu" or matrix_OI.dtype != torch.bfloat16:
+            return f"products are {str(matrix_OI.dtype).removeprefix('torch.')} on {matrix_OI.device.type}, not bfloat16 on a CPU"
+        if matrix_OI.numel() < SMALLEST:
+            return f"a matrix of {tuple(matrix_OI.shape)} is too small for oneDNN"
+        try:
+            same = _gives_the_same(matrix_OI)
+        except (AttributeError, RuntimeError, NotImplementedError) as error:
+            return f"oneDNN does not do it on this machine ({str(error).splitlines()[0]})"
+        if not same:
+            return f"oneDNN multiplies a matrix of {tuple(matrix_OI.shape)} with other rounding on this machine"
+    return None
+
+
+def _gives_the_same(matrix_OI: Tensor) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    x_NI = torch.randn(max(TRIED_ROWS), matrix_OI.shape[1], generator=generator).to(matrix_OI.dtype)
+    packed = prepack(torch.zeros_like(matrix_OI))
+    packed.copy_(prepack(matrix_OI))
+    if not torch.equal(packed.to_dense(), matrix_OI):
+        return False
+    return all(torch.equal(product(x_NI[:rows], packed), product(x_NI[:rows], matrix_OI)) for rows in TRIED_ROWS)
