@@ -119,7 +119,7 @@ def _records(given: Iterable[Any], kind: str) -> list[Comparison] | list[Feedbac
 
 def _as_row(item: Any) -> Any:
     if isinstance(item, Comparison):
-        return {name: _plain(getattr(item, name)) for name in ("prompt", "chosen", "rejected", "margin")}
+        return {name: _plain(getattr(item, name)) for name in ("prompt", "chosen", "rejected", "margin", "label")}
     if isinstance(item, Feedback):
         return {"prompt": _plain(item.prompt), "completion": _plain(item.completion), "label": item.liked}
     return item

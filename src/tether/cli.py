@@ -19,6 +19,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from tether import __version__
 from tether.cli_collect import collect_app
+from tether.cli_reward import reward_app
 from tether.commands import COMMANDS, FLAG, Flagged
 from tether.errors import ConfigError, Interrupted, Paused, RunError, TetherError
 
@@ -38,6 +39,7 @@ app = App(
 config_app = App(name="config", help="Explain configurations.")
 app.command(config_app)
 app.command(collect_app)
+app.command(reward_app)
 
 _ConfigFile = Annotated[Path, Parameter(help="A .toml, .yaml or .json file.")]
 _Overrides = Annotated[

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from tether.cli_evaluate import compare, evaluate
+from tether.cli_reward import Flagged, best_of_n
 from tether.errors import ConfigError, RunError, TetherError
 
 __all__ = ["COMMANDS", "FLAG", "Flagged"]
@@ -19,14 +20,6 @@ FLAG = Parameter(negative=())
 
 _Run = Annotated[Path, Parameter(name="RUN", help="Folder of a run, e.g. runs/quickstart.")]
 _Json = Annotated[bool, FLAG, Parameter(name="--json", help="Print everything as JSON.")]
-
-
-class Flagged(Exception):
-    """A command did its work and found something that a person should look at; carries the exit status."""
-
-    def __init__(self, status: int) -> None:
-        self.status = status
-        super().__init__(status)
 
 
 def algorithms() -> None:
@@ -158,5 +151,5 @@ def verify_resume(
         raise RunError(f"{config}: {verdict.sentence}")
 
 
-COMMANDS = (algorithms, conformance, lab, evaluate, compare, watch, audit, verify_resume)
+COMMANDS = (algorithms, conformance, lab, evaluate, compare, watch, audit, best_of_n, verify_resume)
 """In the order of the help."""

@@ -31,7 +31,8 @@ from tether.config import (
 )
 from tether.data.load import load_prompts
 from tether.errors import ModelError, TetherError
-from tether.run.sources import load_comparisons, load_demonstrations, load_feedback
+from tether.run.sources import load_comparisons, load_demonstrations, load_feedback, load_judgements
+from tether.types import Comparison, Ranking
 
 __all__ = ["NOT_READY", "Origin", "parameter_count", "plan_lines", "render"]
 
@@ -192,16 +193,22 @@ def _plan_sft(sft: SFTConfig) -> str:
 
 
 def _plan_reward_model(reward: RewardModelConfig) -> str:
-    rows = _count_rows(reward.data, load_comparisons)
-    text = f"reward_model: {_rows_text(reward.data, 'comparisons', rows)}"
+    by_prompt = reward.batch_by == "prompts"
+    rows = _count_rows(reward.data, lambda source: _units(load_judgements(source), by_prompt))
+    text = f"reward_model: {_rows_text(reward.data, 'prompts with comparisons' if by_prompt else 'comparisons', rows)}"
     if rows is None:
         return text
     train = round(rows * (1 - reward.held_out_share))
     steps = reward.epochs * math.ceil(train / reward.batch_size)
-    return (
-        f"{text}, about {train:,} for training and {rows - train:,} held out, "
-        f"about {steps:,} optimiser steps, at most {reward.epochs * train * 2 * reward.max_length:,} tokens"
-    )
+    told = f"{text}, about {train:,} for training and {rows - train:,} held out, about {steps:,} optimiser steps"
+    return told if by_prompt else f"{told}, at most {reward.epochs * train * 2 * reward.max_length:,} tokens"
+
+
+def _units(records: Sequence[Comparison | Ranking], by_prompt: bool) -> list[Any]:
+    """What a batch of the reward model counts: prompts, or pairs; a ranking of K answers holds K (K - 1) / 2."""
+    if by_prompt:
+        return list({repr(record.prompt) for record in records})
+    return [None for record in records for _ in range(math.comb(len(record.answers), 2) if isinstance(record, Ranking) else 1)]
 
 
 def _plan_direct(name: str, direct: DirectConfig) -> str:

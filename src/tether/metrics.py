@@ -51,6 +51,8 @@ REGISTRY: dict[str, Metric] = _table(
     ("pair_accuracy", "share", "pairs", "mean over pairs, a tie counts one half", "Share of pairs whose chosen answer scores higher.", (0.5, 1.0)),
     ("pair_margin", "score", "pairs", "mean over pairs", "Score of the chosen minus score of the rejected answer.", (0.0, None)),
     ("score_mean", "score", "answers", "mean over answers", "Mean raw score of the answers seen.", (-5.0, 5.0)),
+    ("head_std", "score", "answers", "mean over answers", "Standard deviation of a score over the heads of a reward model that has several.", (0.0, None)),
+    ("tie_parameter", "1", "none", "value", "Of the model of ties: nu (Davidson) or eta (Rao-Kupper, log-odds).", (0.0, None)),
     # direct preference
     ("implied_reward_chosen", "reward", "chosen or liked answers", "mean over answers", "beta x log(pi / start) of the answer, as the loss ranks it (ipo_avg, simpo, orpo: per token; the last two without the start).", None),
     ("implied_reward_rejected", "reward", "rejected or disliked answers", "mean over answers", "The same of the answers that lost.", None),

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 __all__ = [
-    "Comparison", "Completion", "Demonstration", "Failure", "Feedback", "Message", "Prompt", "Request",
+    "Comparison", "Completion", "Demonstration", "Failure", "Feedback", "Message", "Prompt", "Ranking", "Request",
     "Rollout", "RolloutGroup", "Sampling", "Score", "StopReason",
 ]
 
@@ -70,12 +70,25 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two answers to one prompt, the better one first. ``margin`` is the optional strength (score units)."""
+    """Two answers to one prompt, the better one first. ``margin`` is the optional strength (score units).
+
+    ``label`` in [0, 1]: probability that ``chosen`` is the better one, e.g. the share of raters who said so; .5 is a tie.
+    """
 
     prompt: str | tuple[Message, ...]
     chosen: str | tuple[Message, ...]
     rejected: str | tuple[Message, ...]
     margin: float = 0.0
+    label: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """K answers to one prompt in an order. ``places[k]`` is the place of ``answers[k]``, 1 for the best; equal places are a tie."""
+
+    prompt: str | tuple[Message, ...]
+    answers: tuple[str | tuple[Message, ...], ...]
+    places: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

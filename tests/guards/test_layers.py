@@ -23,6 +23,7 @@ TORCH_FREE = [
     *("tether.collect.exchange.formats", "tether.collect.exchange.tools", "tether.cli_collect"),
     *("tether.trackers", "tether.watch", "tether.compare"),
     *("tether.audit", "tether.run.checks.rules", "tether.run.checks.evidence"),
+    *("tether.rewards.features", "tether.rewards.linear", "tether.report.reward_audit"),
     *("tether.models.fetch", "tether.models.resolve", "tether.rewards.simulated_rater"),
 ]
 HEAVY = ("torch", "transformers", "datasets", "pandas", "pyarrow", "scipy", "peft")

@@ -29,6 +29,14 @@ OPTIONS = {
     ],
     "compare": ["--json", "--seed", "RUN"],
     "audit": ["--baseline", "--json", "--reward", "FILE"],
+    "reward audit": [
+        "--data", "--json", "--judgements-ceiling", "--limit", "--output", "--seed", "--slice", "--split", "--token-budget", "MODEL",
+    ],
+    "reward linear": ["--feature", "--l2", "--limit", "--output", "--split", "DATA"],
+    "best-of-n": [
+        "--gold", "--gold-param", "--json", "--limit", "--max-new-tokens", "--num-samples", "--output", "--plot", "--prompts", "--proxy",
+        "--samples", "--seed", "--temperature", "--write-samples", "--write-sft", "MODEL",
+    ],
     "verify-resume": ["--model", "CONFIG", "OVERRIDES"],
     "fetch": ["NAME"],
     "algorithms": [],

@@ -272,3 +272,75 @@ def test_a_critic_beside_a_policy_is_a_copy_with_a_zero_head(tiny: Path, batch: 
     assert all(torch.equal(own[name], others[name]) and own[name] is not others[name] for name in others)
     with pytest.raises(ModelError, match="holds adapters"):
         Critic.beside(Policy.load(tiny, lora=LoraSpec(2)).model)
+
+
+# -- what is stored beside the weights ---------------------------------------------------------------------------------------
+
+
+def test_long_texts_are_cut_by_the_stored_rule_and_counted(tiny: Path, tmp_path: Path) -> None:
+    prompt, answer = [conversation("Say hello")], ["one two three four five"]
+    for rule in ("right", "left"):
+        model = RewardModel.from_base(tiny, seed=1)
+        ids = model.format.example(prompt[0], answer[0]).token_ids
+        model.max_length, model.truncation = len(ids) - 3, Truncation(rule)
+        model.save(tmp_path / rule)
+        again = RewardModel.load(tmp_path / rule)
+        (score,) = again.score_texts(prompt, answer)
+        kept = list(ids[:-3] if rule == "right" else ids[3:])
+        assert score == pytest.approx(score_at(again, kept), abs=1e-5)
+        assert again.num_cut == 1
+        again.score_texts(prompt, ["one"])
+        assert again.num_cut == 1
+    right = RewardModel.load(tmp_path / "right")
+    right.max_length = len(right.format.prompt_ids(prompt[0]))
+    with pytest.raises(DataError, match=r"text 1 has \d+ tokens, and its prompt alone \d+, the reward model takes \d+"):
+        right.score_texts(prompt, answer)
+
+
+def test_normalising_keeps_what_a_unit_means(tiny: Path, tmp_path: Path) -> None:
+    model = RewardModel.from_base(tiny, seed=1)
+    model.grow_heads(3, seed=5)
+    prompts = [conversation(p) for p in PROMPTS]
+    before = model.score_texts_with_std(prompts, ANSWERS)
+    model.normalise(0.5, 4.0)
+    model.save(tmp_path)
+    again = RewardModel.load(tmp_path)
+    assert (again.log_odds_per_unit, again.score_offset) == (4.0, -0.125)
+    for was, now in zip(before, again.score_texts_with_std(prompts, ANSWERS), strict=True):
+        assert (now.mean * 4, now.std * 4) == (pytest.approx(was.mean, abs=1e-5), pytest.approx(was.std, abs=1e-5))
+    single = RewardModel.from_base(tiny, seed=1)
+    single.save(tmp_path)
+    assert RewardModel.load(tmp_path).score_heads is None  # nothing is left of heads that lay there before
+
+
+def test_a_folder_of_an_earlier_version_is_read_and_of_a_later_one_refused(tiny: Path, tmp_path: Path) -> None:
+    RewardModel.from_base(tiny, seed=1).save(tmp_path)
+    file = tmp_path / "tether_reward.json"
+    now = json.loads(file.read_text())
+    first = {"fingerprint": now["fingerprint"], "max_length": 99, "truncation": "error", "score_offset": 0.25, "schema_version": 1}
+    file.write_text(json.dumps(first))
+    old = RewardModel.load(tmp_path)
+    assert (old.max_length, old.score_offset, old.log_odds_per_unit, old.tie_model) == (99, 0.25, 1.0, "")
+    for spoilt, match in [({"schema_version": 3}, "reads up to 2"), ({"log_odds_per_unit": 0}, "above 0"), ({"more": 1}, "cannot be read")]:
+        file.write_text(json.dumps(now | spoilt))
+        with pytest.raises(ModelError, match=match):
+            RewardModel.load(tmp_path)
+
+
+def test_another_tokenizer_is_refused(tiny: Path, tmp_path: Path) -> None:
+    RewardModel.from_base(tiny, seed=1).save(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.add_tokens(["hello"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="vocabulary or rules"):
+        RewardModel.load(tmp_path)
+
+
+def test_heads_that_do_not_fit_are_refused(tiny: Path, tmp_path: Path) -> None:
+    model = RewardModel.from_base(tiny, seed=1)
+    model.grow_heads(2, seed=0)
+    model.save(tmp_path)
+    heads = tmp_path / "tether_heads.safetensors"
+    heads.write_bytes(heads.read_bytes()[:-8])
+    with pytest.raises(ModelError, match="tether_heads"):
+        RewardModel.load(tmp_path)

@@ -15,6 +15,12 @@ from tether.run.observer import Quiet
 
 DIRECT = ("dpo", "cdpo", "robust", "ipo", "ipo_avg", "hinge", "kto", "orpo", "simpo")
 ONLINE = (*ACTOR_CRITIC, *CRITIC_FREE, "online_dpo")
+REWARD_FORMS = {
+    "reward_ties": {"ties": {"model": "rao_kupper", "parameter": 0.5}, "label_smoothing": 0.05},
+    "reward_rankings": {"batch_by": "prompts", "batch_size": 2, "ties": {"model": "davidson"}, "head_learning_rate": 1e-3},
+    "reward_heads": {"heads": 3, "batch_by": "prompts", "batch_size": 2, "truncation": "left", "max_length": 18},
+    "reward_lora": {"lora": {"rank": 2}, "normalise": {"to": "mean"}, "heads": 2},
+}
 TRAINERS = ("sft", "reward_model", "dpo", "ppo", "grpo")
 
 
@@ -47,6 +53,14 @@ def make_config(folder: Path, **sections):
         for i, p in enumerate(prompts * 2)
     ]
     write_jsonl(folder / "pairs.jsonl", pairs)
+    labels = [1.0, 0.5, 0.8, 1.0] * 3
+    write_jsonl(folder / "judged_pairs.jsonl", [pair | {"label": label} for pair, label in zip(pairs, labels, strict=True)])
+    ranked = [
+        {"prompt": p["prompt"], "answers": ["Yes.", f"no {i}", f"{i} {i}", "well"][: 2 + i % 3]}
+        for i, p in enumerate(prompts)
+    ]
+    ranked = [row | {"ranking": [[1, 0], [1, [0, 2]], [3, [0, 2], 1]][i % 3]} for i, row in enumerate(ranked)]
+    write_jsonl(folder / "rankings.jsonl", ranked)
     judged = [
         {"prompt": pair["prompt"], "completion": pair[side], "label": side == "chosen"} for pair in pairs for side in ("chosen", "rejected")
     ]
@@ -68,6 +82,12 @@ def sections_of(kind: str, folder: Path):
     if kind == "reward_model":
         data = {"path": str(folder / "pairs.jsonl")}
         return {"reward_model": {"data": data, "batch_size": 4, "epochs": 3}}, "reward_model", 6
+    if kind in REWARD_FORMS:
+        file = "rankings.jsonl" if kind == "reward_rankings" else "judged_pairs.jsonl"
+        section = {"data": {"path": str(folder / file)}, "batch_size": 4, "epochs": 3} | REWARD_FORMS[kind]
+        if section.get("normalise"):
+            section["normalise"] = section["normalise"] | {"reference": {"path": str(folder / "demos.jsonl")}}
+        return {"reward_model": section}, "reward_model", 6
     if kind in DIRECT:
         data = {"path": str(folder / ("judged.jsonl" if kind == "kto" else "pairs.jsonl"))}
         size = 7 if kind == "kto" else 4

@@ -9,8 +9,9 @@ import pytest
 from tether.errors import ConfigError, DataError, ModelError, RewardError
 from tether.rewards.build import KINDS, build_part, build_rubric
 from tether.rewards.learned import LearnedPart
+from tether.rewards.linear import fit_linear
 from tether.rewards.rubric import Rubric, count_failures, weighted_total
-from tether.types import Failure, Message, Prompt, Score, StopReason
+from tether.types import Comparison, Failure, Message, Prompt, Score, StopReason
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "cases.json").read_text())
 CASES = CASES if isinstance(CASES, list) else CASES["cases"]
@@ -155,6 +156,7 @@ PARAMS = {
     "overlong": {"max_length": 9, "cache": 3},
     "plainspoken": {},
     "learned": {},
+    "linear": {},
 }
 
 
@@ -173,8 +175,11 @@ class Counts:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_built_by_name(kind):
-    assert build_part(kind, PARAMS[kind], reward_model=Counts()).name == kind
+def test_every_kind_is_built_by_name(kind, tmp_path):
+    params = PARAMS[kind]
+    if kind == "linear":
+        params = {"path": str(fit_linear([Comparison("q", "a b", "a")], ["length"]).save(tmp_path / "linear.json"))}
+    assert build_part(kind, params, reward_model=Counts()).name == kind
 
 
 @pytest.mark.parametrize(

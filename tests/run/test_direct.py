@@ -392,4 +392,4 @@ def test_the_recipe_runs_on_the_tiny_model(tmp_path, capsys):
 def test_margins_of_the_rows_are_said_not_to_be_read(tiny_folder):
     rows, watcher = [{**row, "margin": 0.5} for row in ROWS], Watcher()
     tether.dpo(Policy.load(tiny_folder), rows, observer=watcher, compute={"dtype": "float32"})
-    assert any("the margins of 12 rows are for a reward model and are not read here" in message for message in watcher.messages)
+    assert any("margins and labels of 12 rows are for a reward model and not read here" in message for message in watcher.messages)

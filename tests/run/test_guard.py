@@ -70,7 +70,7 @@ STAGES = {"sft": "sft", "reward_model": "reward_model", "dpo": "direct.a", "kto"
 
 def passes(monkeypatch, change):
     """Every pass of a model that makes a gradient goes through ``change(number, tokens, run)``, run() giving the tensor that counts."""
-    forward, score, count = Policy.forward_response, RewardModel.score_batch, iter(range(10**9))
+    forward, score, count = Policy.forward_response, RewardModel.score_batch_by_head, iter(range(10**9))
 
     def of_policy(self, batch, *args, **options):
         if not torch.is_grad_enabled():
@@ -83,7 +83,7 @@ def passes(monkeypatch, change):
         return change(next(count), batch.token_ids_BT.numel(), scores) if torch.is_grad_enabled() else scores
 
     monkeypatch.setattr(Policy, "forward_response", of_policy)
-    monkeypatch.setattr(RewardModel, "score_batch", of_reward)
+    monkeypatch.setattr(RewardModel, "score_batch_by_head", of_reward)
 
 
 def too_large(cap, errors=OUT_OF_MEMORY):

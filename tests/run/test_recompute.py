@@ -52,7 +52,7 @@ def scarce(monkeypatch):
         monkeypatch.setattr(owner, name, call)
 
     guard(Policy, "forward_response", lambda policy: policy.model)
-    guard(RewardModel, "score_batch", lambda model: model.model)
+    guard(RewardModel, "score_batch_by_head", lambda model: model.model)
     guard(Critic, "forward_values", lambda critic: critic.trunk)
     return failed
 

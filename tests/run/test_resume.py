@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import DIRECT, ONLINE, TRAINERS, Crash, CrashAt, assert_same, make_config, resumed_after, sections_of, turn
+from small_runs import DIRECT, ONLINE, REWARD_FORMS, TRAINERS, Crash, CrashAt, assert_same, make_config, resumed_after, sections_of, turn
 
 from tether.backends.local import LocalWorker
 from tether.config import RunConfig
@@ -46,7 +46,11 @@ def unbroken(tmp_path_factory):
 # -- between two steps -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "crash"), [("sft", "first"), ("ppo", "first"), *((k, c) for k in TRAINERS for c in ("between", "late"))])
+@pytest.mark.parametrize(("kind", "crash"), [
+    ("sft", "first"), ("ppo", "first"), *((k, c) for k in TRAINERS for c in ("between", "late")),
+    ("reward_rankings", "between"), ("reward_lora", "between"),
+    *(pytest.param(k, c, marks=pytest.mark.slow) for k in REWARD_FORMS for c in ("first", "late")),
+])  # fmt: skip
 def test_a_stage_that_crashed_goes_on_as_if_nothing_had_happened(unbroken, kind, crash, tmp_path):
     whole, stage, steps = unbroken(kind)
     at = {"first": 1, "between": 3, "late": steps}[crash]
@@ -128,7 +132,7 @@ def crash_at_call(monkeypatch, owner, name: str, number: int) -> None:
     monkeypatch.setattr(owner, name, counted)
 
 
-@pytest.mark.parametrize("kind", TRAINERS)
+@pytest.mark.parametrize("kind", [*TRAINERS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in REWARD_FORMS)])
 def test_a_crash_between_two_microbatches_leaves_no_half_of_a_gradient(kind, tmp_path):
     _, stage, _ = sections_of(kind, tmp_path)
     many_passes = {"dtype": "float32", "threads": 1, "token_budget": 32}
@@ -267,7 +271,7 @@ def in_a_process(config: Path, stage: str, crash_at: int, place: Path, hash_seed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TRAINERS)
+@pytest.mark.parametrize("kind", [*TRAINERS, *REWARD_FORMS])
 def test_a_new_process_in_another_working_folder_with_other_hashes_goes_on_bit_for_bit(unbroken, kind, tmp_path):
     whole, stage, _ = unbroken(kind)
     config = config_of(kind, tmp_path)

@@ -18,8 +18,8 @@ import tether
 from tether.backends.compute import Compute, resolve_compute
 from tether.backends.local import LocalWorker
 from tether.config import ComputeConfig, DirectConfig, RewardModelConfig, SFTConfig
+from tether.data.groups import JudgedPair, TokenizedGroup
 from tether.data.judged import JudgedUnits
-from tether.data.lengths import TokenizedPair
 from tether.events import EventLog
 from tether.run.direct import start_sums, train_direct
 from tether.run.observer import Quiet
@@ -95,7 +95,7 @@ def _sft(setup: Mapping[str, Any], compute: Compute, steps: Steps, clock: Clock)
 
 def _reward_model(setup: Mapping[str, Any], compute: Compute, steps: Steps, clock: Clock) -> Callable[[Recorder], Any]:
     model = tether.RewardModel.load(setup["model"], new_head=True)
-    pairs = [TokenizedPair(one, two) for one, two in zip(*_sides(setup), strict=True)]
+    pairs = [TokenizedGroup((one, two), (JudgedPair(0, 1),)) for one, two in zip(*_sides(setup), strict=True)]
     config = RewardModelConfig.model_validate({**_given(setup, len(pairs)), "centering": 0.0})
     return lambda recorder: train_reward_model(model, pairs, pairs, config, compute, recorder, 0)
 

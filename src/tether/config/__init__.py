@@ -35,7 +35,7 @@ from tether.config.settings import (
     RewardPartConfig,
     SamplingConfig,
 )
-from tether.config.stages import EvaluateConfig, RewardModelConfig, SFTConfig
+from tether.config.stages import EvaluateConfig, NormaliseConfig, RewardModelConfig, SFTConfig, TiesConfig
 
 __all__ = [
     "OFF",
@@ -55,6 +55,7 @@ __all__ = [
     "KLConfig",
     "LoRAConfig",
     "ModelConfig",
+    "NormaliseConfig",
     "OnlineDPOConfig",
     "OptimConfig",
     "PolicyGradientConfig",
@@ -66,6 +67,7 @@ __all__ = [
     "SamplerCorrectionConfig",
     "SamplingConfig",
     "Section",
+    "TiesConfig",
     "explain",
     "is_switchable",
     "load_config",

@@ -148,8 +148,8 @@ class SamplingConfig(Section):
 class RewardPartConfig(Section):
     """One weighted part of the reward."""
 
-    kind: Literal["learned", "exact", "format", "length", "overlong"]
-    """`learned`: a reward model; `exact`: equality with an answer column; `format`: a pattern; `length`: a band; `overlong`: DAPO eq. 13."""
+    kind: Literal["learned", "linear", "exact", "format", "length", "overlong"]
+    """`learned`: a reward model; `linear`: one of named features; `exact`: equality with an answer column; `format`: a pattern; `length`: a band; `overlong`: DAPO eq. 13."""
     weight: float = 1.0
     """Factor of this part in the sum."""
     params: Params = Field(default_factory=dict)

@@ -48,6 +48,7 @@ class TokenizedPair:
     chosen: TokenizedExample
     rejected: TokenizedExample
     margin: float = 0.0
+    label: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ def limit_pairs(pairs: Sequence[TokenizedPair], limit: int, source: str = "pairs
     lost an answer.
     """
     _check_limit(limit)
-    cut = [TokenizedPair(_cut(p.chosen, limit), _cut(p.rejected, limit), p.margin) for p in pairs]
+    cut = [TokenizedPair(_cut(p.chosen, limit), _cut(p.rejected, limit), p.margin, p.label) for p in pairs]
     identical = {i for i, p in enumerate(cut) if p.chosen.token_ids == p.rejected.token_ids}
     empty = {i for i, p in enumerate(cut) if not (p.chosen.num_live and p.rejected.num_live)} - identical
     kept = tuple(i for i in range(len(cut)) if i not in identical and i not in empty)
@@ -197,7 +198,7 @@ def comparison_pairs(
 
     def pair(c: Comparison) -> TokenizedPair:
         return TokenizedPair(
-            format.example(c.prompt, c.chosen), format.example(c.prompt, c.rejected), c.margin
+            format.example(c.prompt, c.chosen), format.example(c.prompt, c.rejected), c.margin, c.label
         )
 
     return tokenise(comparisons, pair, source)

@@ -173,6 +173,7 @@ from .reward_loss import (
     pair_metrics,
     plackett_luce_nll,
     rao_kupper,
+    smoothed_labels,
 )
 from .sequence_loss import (
     SequenceSurrogate,
@@ -187,6 +188,7 @@ from .text_stats import (
     length_stats,
     ngram_stats,
 )
+from .tie_loss import davidson_loss, rao_kupper_loss
 from .value_loss import (
     ValueLoss,
     explained_variance,
@@ -250,6 +252,7 @@ __all__ = [
     "bt_loss",
     "cispo",
     "davidson",
+    "davidson_loss",
     "dead_groups",
     "decoupled_gae",
     "distinct_share",
@@ -321,6 +324,7 @@ __all__ = [
     "principle_vote",
     "process_advantages",
     "rao_kupper",
+    "rao_kupper_loss",
     "ratio_corrected_kl",
     "reinforce_pp_advantages",
     "reinforce_pp_baseline_advantages",
@@ -338,6 +342,7 @@ __all__ = [
     "shaped_rewards",
     "shift_logprobs",
     "simpo_loss",
+    "smoothed_labels",
     "static_bytes",
     "sum_then_normalize_advantages",
     "target_kl_stop",

@@ -43,13 +43,14 @@ def bt_loss(
     margin: float | Float[Tensor, "B"] = 0.0,
     center_coef: float = 0.0,
     label_smoothing: float = 0.0,
+    labels: float | Float[Tensor, "B"] = 1.0,
 ) -> Float[Tensor, "B"]:
-    """Per pair, z = s_c - s_r - m: (1 - e) softplus(-z) + e softplus(z) + c (s_c + s_r)^2. Divide the sum by
-    pairs.
+    """Per pair, z = s_c - s_r - m: q softplus(-z) + (1 - q) softplus(z) + c (s_c + s_r)^2, q = (1 - e) l + e (1 - l).
+    Divide the sum by pairs.
 
-    Bradley-Terry; margin m: Llama 2 eq. 2; centering c: Eisenstein et al. 2312.09244 eq. 2. Exact at |z| =
-    800. Raises NonFiniteError naming the row, ValueError for e outside [0, .5). Example: scores 1 and 0 ->
-    .313262.
+    Bradley-Terry; margin m: Llama 2 eq. 2; centering c: Eisenstein et al. 2312.09244 eq. 2. Label l in [0, 1]: the
+    probability that the chosen answer is the better one. Exact at |z| = 800. Raises NonFiniteError naming the row,
+    ValueError for e outside [0, .5) or a label outside [0, 1]. Example: scores 1 and 0 -> .313262; label .75 -> .563262.
     """
     _require_rows("chosen_scores", chosen_scores_B)
     _require_rows("rejected_scores", rejected_scores_B)
@@ -60,9 +61,20 @@ def bt_loss(
     chosen_B, rejected_B = full_precision(chosen_scores_B), full_precision(rejected_scores_B)
     z_B = chosen_B - rejected_B - margin
     losses_B = softplus(-z_B)
-    if label_smoothing:
+    if isinstance(labels, Tensor) or labels != 1:
+        q_B = smoothed_labels(labels, label_smoothing, z_B)
+        losses_B = q_B * losses_B + (1 - q_B) * softplus(z_B)
+    elif label_smoothing:
         losses_B = (1 - label_smoothing) * losses_B + label_smoothing * softplus(z_B)
     return losses_B + center_coef * (chosen_B + rejected_B).square() if center_coef else losses_B
+
+
+def smoothed_labels(labels: float | Float[Tensor, "B"], label_smoothing: float, like_B: Float[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """q = (1 - e) l + e (1 - l), in the precision of `like_B`. Raises ValueError for labels outside [0, 1]. Example: l .9, e .1 -> .82."""
+    labels_B = labels.to(like_B) if isinstance(labels, Tensor) else torch.full_like(like_B, labels)
+    if not bool(((labels_B >= 0) & (labels_B <= 1)).all()):
+        raise ValueError(f"labels must lie in [0, 1], got {labels_B.min():g} to {labels_B.max():g}")
+    return (1 - label_smoothing) * labels_B + label_smoothing * (1 - labels_B)
 
 
 def rao_kupper(
@@ -129,12 +141,16 @@ def flattened_pair_loss(ranked_scores: list[Float[Tensor, "_"]]) -> Float[Tensor
 
 
 def linear_bt_fit(
-    feature_difference_BF: Float[Tensor, "B F"], l2: float, max_steps: int = 100
+    feature_difference_BF: Float[Tensor, "B F"],
+    l2: float,
+    max_steps: int = 100,
+    labels: float | Float[Tensor, "B"] = 1.0,
 ) -> Float[Tensor, "F"]:
     """argmin_w mean softplus(-D w) + l2 / 2 |w|^2, by Newton's method with halved steps; D = chosen -
     rejected features.
 
-    A bias cancels in D: its gradient is 0. Raises ValueError for l2 <= 0 (on separable data w would diverge)
+    With labels l, the probability that the chosen side won: l softplus(-D w) + (1 - l) softplus(D w), which is logistic
+    regression of l on D. A bias cancels in D: its gradient is 0. Raises ValueError for l2 <= 0 (on separable data w would diverge)
     and for data without a row or with NaN, RuntimeError when it does not converge. Example: one pair D [[1]],
     l2 .25 -> w = 1.042597, where sigma(-w) = .25 w.
     """
@@ -142,12 +158,15 @@ def linear_bt_fit(
         raise ValueError(f"linear_bt_fit needs pairs and l2 > 0 (separable data), got l2 {l2}")
     require_finite("feature_difference", feature_difference_BF, torch.ones_like(feature_difference_BF).bool())
     d_BF = feature_difference_BF.detach().double()
+    q_B = smoothed_labels(labels, 0.0, d_BF[:, 0])
 
     def objective(w_F: Tensor) -> Tensor:
-        return softplus(-d_BF @ w_F).mean() + l2 / 2 * w_F.square().sum()
+        z_B = d_BF @ w_F
+        return (q_B * softplus(-z_B) + (1 - q_B) * softplus(z_B)).mean() + l2 / 2 * w_F.square().sum()
 
     def gradient(w_F: Tensor) -> Tensor:
-        return l2 * w_F - (torch.sigmoid(-d_BF @ w_F) @ d_BF) / len(d_BF)
+        z_B = d_BF @ w_F
+        return l2 * w_F - ((q_B * torch.sigmoid(-z_B) - (1 - q_B) * torch.sigmoid(z_B)) @ d_BF) / len(d_BF)
 
     w_F = d_BF.new_zeros(d_BF.shape[1])
     ridge_FF = l2 * torch.eye(len(w_F), dtype=d_BF.dtype, device=d_BF.device)
@@ -167,13 +186,17 @@ def linear_bt_fit(
 
 
 def pair_metrics(
-    chosen_scores_B: Float[Tensor, "B"], rejected_scores_B: Float[Tensor, "B"], bins: int = 10
+    chosen_scores_B: Float[Tensor, "B"],
+    rejected_scores_B: Float[Tensor, "B"],
+    bins: int = 10,
+    labels: float | Float[Tensor, "B"] = 1.0,
 ) -> PairMetrics:
-    """Metrics of pairs whose chosen side won. ECE on the confidence max(p, 1 - p), `bins` equal bins over
-    [.5, 1].
+    """Metrics of pairs whose chosen side won, or won with the probability `labels`. ECE on the confidence max(p, 1 - p), `bins`
+    equal bins over [.5, 1].
 
-    p = sigma(s_c - s_r). The calibration error on p over [0, 1] would mean nothing: the label is always
-    "chosen". Raises NonFiniteError naming the row, ValueError without pairs. Example: scores 0 and 0 ->
+    p = sigma(s_c - s_r). The calibration error on p over [0, 1] would mean nothing: the label is always "chosen". Accuracy is
+    against the side that the label favours, over pairs whose label is not .5 (NaN where there is none); the other figures are
+    expectations under the label. Raises NonFiniteError naming the row, ValueError without pairs. Example: scores 0 and 0 ->
     accuracy .5, nll .693147, brier .25, ece 0.
     """
     _require_rows("chosen_scores", chosen_scores_B)
@@ -181,15 +204,18 @@ def pair_metrics(
     if not len(chosen_scores_B):
         raise ValueError("pair metrics of no pairs")
     gap_B = chosen_scores_B.detach().double() - rejected_scores_B.detach().double()
+    label_B = smoothed_labels(labels, 0.0, gap_B)
     p_B = torch.sigmoid(gap_B)
-    right_B = (gap_B > 0).double() + 0.5 * (gap_B == 0).double()
+    decided_B, level_B = label_B != 0.5, gap_B == 0
+    right_B = ((gap_B > 0) == (label_B > 0.5)).double()
     confidence_B = torch.maximum(p_B, 1 - p_B)
     bin_B = ((confidence_B - 0.5) * 2 * bins).long().clamp(max=bins - 1)
-    miss_N = p_B.new_zeros(bins).index_add(0, bin_B, right_B - confidence_B)
+    won_B = torch.where(level_B, 0.5, torch.where(gap_B > 0, label_B, 1 - label_B))
+    miss_N = p_B.new_zeros(bins).index_add(0, bin_B, won_B - confidence_B)
     return PairMetrics(
-        accuracy=float(right_B.mean()),
-        nll=float(softplus(-gap_B).mean()),
-        brier=float((1 - p_B).square().mean()),
+        accuracy=float(torch.where(level_B, 0.5, right_B)[decided_B].mean()),
+        nll=float((label_B * softplus(-gap_B) + (1 - label_B) * softplus(gap_B)).mean()),
+        brier=float((label_B * (1 - p_B).square() + (1 - label_B) * p_B.square()).mean()),
         ece=float(miss_N.abs().sum() / len(gap_B)),
         mean_margin=float(gap_B.mean()),
     )

@@ -1,29 +1,25 @@
 """The reward model: a HF sequence classifier with one label, read at the last attended token of a row.
 
 The folder is one that plain transformers scores the same (`AutoModelForSequenceClassification`). Beside it
-lies `tether_reward.json`: how texts are rendered and cut, and `score_offset`, which is NOT part of a score:
-rewards/learned adds it.
+lies `tether_reward.json`: how texts are rendered and cut, what it was fitted to, and `score_offset`, which is NOT
+part of a score: rewards/learned adds it. Several heads lie in `tether_heads.safetensors`; the head of the folder is
+their mean, so that plain transformers gives the mean of their scores.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import DataError, MissingHeadError, ModelError
 from ..maths.logprobs import last_live_index
@@ -31,36 +27,29 @@ from ..text.chat import ChatFormat
 from ..types import Message
 from . import files
 from .adapters import LoraSpec, add_lora, merged_weights
+from .classifier import HEAD, draw_head, draw_weight, load_classifier, score_head, separate_pad
 from .elementwise import lean_layers
 from .packed import enable_packing
 from .resolve import resolve_model
+from .reward_settings import (
+    HEADS_FILE,
+    SETTINGS_FILE,
+    RewardSettings,
+    ScoredText,
+    Truncation,
+    options_of,
+    read_heads,
+    read_settings,
+    refuse_changed,
+    tokenizer_sha256,
+    write_heads,
+)
 from .trunk import TokenRows, hidden_states
 
-SETTINGS_FILE = "tether_reward.json"
-HEAD = "score.weight"
-PAD_TOKEN = "<|pad|>"
+__all__ = ["HEADS_FILE", "SETTINGS_FILE", "RewardModel", "RewardSettings", "ScoredText", "Truncation"]
+
+_LOG = logging.getLogger(__name__)
 Text = str | Sequence[Message]
-
-
-class Truncation(StrEnum):
-    """What happens to a text past `max_length` tokens: ERROR (DataError), LEFT (its last `max_length` are
-    scored)."""
-
-    ERROR = "error"
-    LEFT = "left"
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class RewardSettings:
-    """The content of tether_reward.json. `fingerprint` is that of the template; `score_offset` in score
-    units."""
-
-    fingerprint: str
-    max_length: int
-    truncation: Truncation = Truncation.ERROR
-    score_offset: float = 0.0
-    schema_version: int = 1
 
 
 @final
@@ -85,13 +74,18 @@ class RewardModel(nn.Module):
         score_offset: float = 0.0,
     ) -> None:
         super().__init__()
-        _separate_pad(model, tokenizer)
+        separate_pad(model, tokenizer)
+        self.score_heads: nn.Linear | None = None
+        self.num_cut = 0  # texts that were scored without some of their tokens
         self.model = model
         self.tokenizer = tokenizer
         self.format = ChatFormat(tokenizer)
         self.max_length = max_length or model.config.get_text_config().max_position_embeddings
         self.truncation = Truncation(truncation)
         self.score_offset = score_offset
+        self.log_odds_per_unit = 1.0
+        self.tie_model, self.tie_parameter = "", None
+        self.fitted_to: dict[str, Any] = {}
         enable_packing(model)
         lean_layers(model)
 
@@ -115,7 +109,7 @@ class RewardModel(nn.Module):
         """
         path = resolve_model(path, local_files_only=local_files_only)
         rules: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
-        loaded = _load_classifier(str(path), dtype, rules)
+        loaded = load_classifier(str(path), dtype, rules)
         if HEAD in loaded.missing:
             if not new_head:
                 raise MissingHeadError(
@@ -123,18 +117,15 @@ class RewardModel(nn.Module):
                     "weights. "
                     "Train one, or pass new_head=True / RewardModel.from_base to start one"
                 )
-            _draw_head(loaded.model, seed)
+            draw_head(loaded.model, seed)
         tokenizer = files.load_tokenizer(str(path), **rules)
-        settings = _read_settings(Path(path))
-        kept = {} if settings is None else _options(settings)
+        settings = read_settings(Path(path))
+        kept = {} if settings is None else options_of(settings)
         reward_model = cls(loaded.model, tokenizer, **kept)
-        if settings is not None and settings.fingerprint != reward_model.format.fingerprint:
-            raise ModelError(
-                f"the chat template or the special tokens in {path} are not those the reward model was "
-                "trained with "
-                f"({SETTINGS_FILE} says {settings.fingerprint[:12]}, found "
-                f"{reward_model.format.fingerprint[:12]})"
-            )
+        if settings is not None:
+            refuse_changed(str(path), settings, reward_model.format)
+            reward_model._remember(settings)
+        read_heads(Path(path), reward_model)
         if lora is not None:
             add_lora(reward_model.model, lora, seed, trained=(HEAD,))
         return reward_model
@@ -146,9 +137,34 @@ class RewardModel(nn.Module):
         Source: Stiennon et al. 2020 (lm-human-preferences). `options` as for `load`.
         """
         reward_model = cls.load(path, new_head=True, seed=seed, **options)
-        _draw_head(reward_model.model, seed)
-        reward_model.score_offset = 0.0
+        draw_head(reward_model.model, seed)
+        reward_model.score_heads = None
+        reward_model._remember(RewardSettings("", reward_model.max_length, reward_model.truncation))
         return reward_model
+
+    def _remember(self, settings: RewardSettings) -> None:
+        self.score_offset, self.log_odds_per_unit = settings.score_offset, settings.log_odds_per_unit
+        self.tie_model, self.tie_parameter = settings.tie_model, settings.tie_parameter
+        self.fitted_to = dict(settings.fitted_to)
+
+    def grow_heads(self, count: int, seed: int) -> None:
+        """`count` heads to train in place of the one, drawn from `seed`, `seed` + 1, ...; the one becomes their mean when saved.
+
+        They share the trunk: their spread says how far the data leave the last layer open, and is less than that of models
+        trained apart.
+        """
+        heads = nn.Linear(self.head.in_features, count, bias=False, dtype=self.head.weight.dtype, device=self.device)
+        for number in range(count):
+            draw_weight(heads.weight[number : number + 1], seed + number)
+        self.score_heads = heads
+        self.head.weight.requires_grad_(False)
+        self.sync_heads()
+
+    @torch.no_grad()
+    def sync_heads(self) -> None:
+        """Make the head that plain transformers reads the mean of the heads."""
+        if self.score_heads is not None:
+            self.head.weight.copy_(self.score_heads.weight.mean(0, keepdim=True))
 
     @property
     def device(self) -> torch.device:
@@ -158,7 +174,7 @@ class RewardModel(nn.Module):
     @property
     def head(self) -> nn.Linear:
         """The score head."""
-        return _score(self.model)
+        return score_head(self.model)
 
     @property
     def trunk(self) -> nn.Module:
@@ -168,63 +184,96 @@ class RewardModel(nn.Module):
     @property
     def settings(self) -> RewardSettings:
         """What `save` writes into tether_reward.json."""
-        return RewardSettings(self.format.fingerprint, self.max_length, self.truncation, self.score_offset)
+        return RewardSettings(
+            self.format.fingerprint,
+            self.max_length,
+            self.truncation,
+            self.score_offset,
+            tokenizer_sha256=tokenizer_sha256(self.tokenizer),
+            log_odds_per_unit=self.log_odds_per_unit,
+            tie_model=self.tie_model,
+            tie_parameter=self.tie_parameter,
+            fitted_to=self.fitted_to,
+        )
 
     def score_batch(self, batch: TokenRows) -> Float[Tensor, " B"]:
         """Raw scores, float32, read at the last position the attention mask holds (never found by ids);
-        differentiable.
+        differentiable. With several heads: their mean.
 
         Padding on either side, and pad id == end id, change nothing (case E1). Raises DataError for an empty
         row.
         """
+        return self.score_batch_by_head(batch).mean(-1)
+
+    def score_batch_by_head(self, batch: TokenRows) -> Float[Tensor, "B M"]:
+        """As `score_batch`, one column a head."""
         last_B = last_live_index(batch.attention_mask_BT.to(self.device))
         if bool((last_B < 0).any()):
             raise DataError(
                 f"row {int((last_B < 0).nonzero()[0, 0]) + 1} of the batch has no attended token to score"
             )
         hidden_BH = hidden_states(self.trunk, batch, self.device).at(last_B)
+        head = self.head if self.score_heads is None else self.score_heads
         with torch.autocast(self.device.type, enabled=False):
-            return self.head(hidden_BH.to(self.head.weight.dtype))[:, 0].float()
+            return head(hidden_BH.to(head.weight.dtype)).float()
 
-    @torch.no_grad()
     def score_texts(
         self, prompts: Sequence[Text], completions: Sequence[Text], *, token_budget: int = 16_384
     ) -> list[float]:
         """Raw scores of texts, rendered by the template stored with the model; batches of at most
         `token_budget` tokens."""
+        return [scored.mean for scored in self.score_texts_with_std(prompts, completions, token_budget=token_budget)]
+
+    @torch.no_grad()
+    def score_texts_with_std(
+        self, prompts: Sequence[Text], completions: Sequence[Text], *, token_budget: int = 16_384
+    ) -> list[ScoredText]:
+        """As `score_texts`, with the standard deviation over heads."""
         if len(prompts) != len(completions):
             raise DataError(f"{len(prompts)} prompts but {len(completions)} completions")
         rows = [self._row(n, p, c) for n, (p, c) in enumerate(zip(prompts, completions, strict=True), 1)]
-        scores = [0.0] * len(rows)
+        scores = [ScoredText(0.0, 0.0)] * len(rows)
         for indices in _by_length([len(row) for row in rows], token_budget):
             batch = _padded([rows[index] for index in indices], self.format.pad_id)
-            for index, score in zip(indices, self.score_batch(batch).tolist(), strict=True):
-                scores[index] = score
+            by_head_BM = self.score_batch_by_head(batch)
+            stds = [math.nan] * len(indices) if self.score_heads is None else by_head_BM.std(-1, correction=0).tolist()
+            for index, mean, std in zip(indices, by_head_BM.mean(-1).tolist(), stds, strict=True):
+                scores[index] = ScoredText(mean, std)
         return scores
 
+    def num_tokens(self, prompt: Text, completion: Text) -> int:
+        """Tokens of a text as the model would read it, before any cut."""
+        return len(self.format.example(prompt, completion).token_ids)
+
     def _row(self, number: int, prompt: Text, completion: Text) -> tuple[int, ...]:
-        ids = self.format.example(prompt, completion).token_ids
+        example = self.format.example(prompt, completion)
+        ids = example.token_ids
         if len(ids) <= self.max_length:
             return ids
-        if self.truncation is Truncation.LEFT:
-            return ids[-self.max_length :]
-        raise DataError(
-            f"text {number} has {len(ids)} tokens, the reward model takes {self.max_length}: shorten it, or "
-            "set "
-            "truncation to left"
-        )
+        first_live = example.response_mask.index(True)
+        if self.truncation is Truncation.ERROR or (self.truncation is Truncation.RIGHT and first_live >= self.max_length):
+            prompt_alone = f", and its prompt alone {first_live}" if self.truncation is Truncation.RIGHT else ""
+            remedy = "shorten it" if prompt_alone else "shorten it, or set truncation to left or right"
+            raise DataError(f"text {number} has {len(ids)} tokens{prompt_alone}, the reward model takes {self.max_length}: {remedy}")
+        self.num_cut += 1
+        if self.num_cut == 1:
+            side = "at its end" if self.truncation is Truncation.RIGHT else "at its beginning"
+            _LOG.warning("a text of %d tokens was cut %s to the %d that the reward model takes", len(ids), side, self.max_length)
+        return ids[: self.max_length] if self.truncation is Truncation.RIGHT else ids[-self.max_length :]
 
     @torch.no_grad()
     def normalise(self, mean: float, std: float) -> None:
-        """Make scores with this mean and std come out with 0 and 1: the gain goes into the head, the rest
-        into the offset.
+        """Make scores with this mean and std come out with 0 and 1: the gain goes into the heads, the rest
+        into the offset. What a unit means in log-odds is kept (`log_odds_per_unit`). With std 1 the scale stays.
 
         `mean` and `std` are of the present RAW scores. Afterwards raw scores are divided by std, and
         `score_offset` is -mean / std. Example: scores 3 and 5, mean 4, std 1 -> raw 3 and 5, offset -4.
         """
         if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
             raise ModelError(f"normalise needs a finite mean and a std above 0, got mean {mean}, std {std}")
-        self.head.weight.div_(std)
+        for head in (self.head, *([] if self.score_heads is None else [self.score_heads])):
+            head.weight.div_(std)
+        self.log_odds_per_unit *= std
         self.score_offset = -mean / std
 
     def enable_activation_checkpointing(self) -> None:
@@ -235,82 +284,14 @@ class RewardModel(nn.Module):
     def save(self, folder: Path | str) -> None:
         """Adapters merged, head included, for plain transformers; settings in tether_reward.json."""
         target = Path(folder)
+        self.sync_heads()
         files.save_model(self.model, self.tokenizer, target, merged_weights(self.model))
+        write_heads(target, self)
         (target / SETTINGS_FILE).write_text(json.dumps(asdict(self.settings), indent=2) + "\n", "utf-8")
 
     def weights_fingerprint(self) -> str:
         """sha256 of all weights, adapters included."""
         return files.fingerprint(self)
-
-
-def _load_classifier(path: str, dtype: str, rules: dict[str, Any]) -> files.Loaded:
-    files.require_safetensors(path)
-    try:
-        config = AutoConfig.from_pretrained(path, **rules)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{path} has no usable config.json: {error}") from error
-    classifier = any("ForSequenceClassification" in name for name in config.architectures or ())
-    if classifier and config.num_labels != 1:
-        raise ModelError(
-            f"{path} classifies into {config.num_labels} labels; a reward model has num_labels = 1"
-        )
-    options = {} if classifier else {"num_labels": 1, "problem_type": "regression"}
-    loaded = files.load_model(AutoModelForSequenceClassification, path, dtype=dtype, **rules, **options)
-    if not isinstance(dict(loaded.model.named_children()).get("score"), nn.Linear):
-        raise ModelError(
-            f"{type(loaded.model).__name__} has no head named score: expected a decoder with one linear head"
-        )
-    files.refuse_missing(path, loaded, allowed=(HEAD,))
-    return loaded
-
-
-@torch.no_grad()
-def _draw_head(model: PreTrainedModel, seed: int) -> None:
-    weight = _score(model).weight
-    generator = torch.Generator().manual_seed(seed)
-    weight.copy_(torch.randn(tuple(weight.shape), generator=generator) / math.sqrt(weight.shape[1] + 1))
-
-
-def _score(model: PreTrainedModel) -> nn.Linear:
-    head = model.get_submodule("score")
-    assert isinstance(head, nn.Linear), f"score is a {type(head).__name__}"
-    return head
-
-
-def _separate_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """A pad id that ends no text: plain transformers looks for the last id that is not the pad id.
-
-    With pad == end it would read the score one token early (SmolLM2, GPT-2). An unused special token is
-    taken, or one is added. Our own scores do not look at it.
-    """
-    ends = ChatFormat(tokenizer).eos_ids
-    spare: list[Any] = [tokenizer.pad_token_id, tokenizer.unk_token_id]
-    chosen = next((i for i in spare if i is not None and i not in ends), None)
-    if chosen is None:
-        tokenizer.add_special_tokens({"pad_token": PAD_TOKEN})
-        if len(tokenizer) > model.config.get_text_config().vocab_size:
-            model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    elif chosen != tokenizer.pad_token_id:
-        tokenizer.pad_token = str(tokenizer.convert_ids_to_tokens(chosen))
-    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-
-
-def _read_settings(folder: Path) -> RewardSettings | None:
-    path = folder / SETTINGS_FILE
-    if not path.is_file():
-        return None
-    try:
-        return RewardSettings(**json.loads(path.read_text("utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-
-
-def _options(settings: RewardSettings) -> dict[Literal["max_length", "truncation", "score_offset"], Any]:
-    return {
-        "max_length": settings.max_length,
-        "truncation": settings.truncation,
-        "score_offset": settings.score_offset,
-    }
 
 
 def _by_length(lengths: Sequence[int], token_budget: int) -> list[list[int]]:

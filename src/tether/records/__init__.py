@@ -6,6 +6,7 @@ torch here.
 
 from tether.records.jsonl import file_sha256, iter_jsonl, read_jsonl, read_lines, write_jsonl
 from tether.records.problems import refuse_bad_rows
+from tether.records.rankings import ranking_from_row, read_judgements
 from tether.records.rows import (
     comparison_from_row,
     demonstration_from_row,
@@ -24,10 +25,12 @@ __all__ = [
     "file_sha256",
     "iter_jsonl",
     "prompt_from_row",
+    "ranking_from_row",
     "read_comparisons",
     "read_demonstrations",
     "read_feedback",
     "read_jsonl",
+    "read_judgements",
     "read_lines",
     "read_prompts",
     "refuse_bad_rows",

@@ -34,6 +34,7 @@ __all__ = [
     "read_demonstrations",
     "read_feedback",
     "read_prompts",
+    "read_rows",
 ]
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ def demonstration_from_row(row: Row) -> Demonstration:
 
 def comparison_from_row(row: Row) -> Comparison:
     """A comparison from `prompt`, `chosen`, `rejected`; without `prompt` it is what both answers begin with.
-    `margin` is optional.
+    `margin` and `label` are optional.
     """
     row = as_mapping(row)
     if missing := absent(row, "chosen", "rejected"):
@@ -81,7 +82,7 @@ def comparison_from_row(row: Row) -> Comparison:
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
         check_same_kind(prompt, answer, name)
         check_answer(answer, name)
-    return Comparison(prompt=prompt, chosen=chosen, rejected=rejected, margin=_margin(row))
+    return Comparison(prompt=prompt, chosen=chosen, rejected=rejected, margin=_margin(row), label=_label(row))
 
 
 def feedback_from_row(row: Row) -> tuple[Feedback, ...]:
@@ -91,6 +92,8 @@ def feedback_from_row(row: Row) -> tuple[Feedback, ...]:
     row = as_mapping(row)
     if has(row, "chosen") or has(row, "rejected"):
         pair = comparison_from_row(row)
+        if pair.label != 1:
+            raise DataError(f"`label` is {pair.label:g}: a doubtful comparison does not say which is liked; drop the row or its label.")
         return (Feedback(pair.prompt, pair.chosen, True), Feedback(pair.prompt, pair.rejected, False))
     if missing := absent(row, "prompt", "completion", "label"):
         raise DataError(
@@ -124,17 +127,17 @@ def prompt_from_row(row: Row, index: int) -> Prompt:
 
 def read_demonstrations(rows: Iterable[Row | DataError], source: str) -> list[Demonstration]:
     """Every row as a demonstration, or one DataError with all bad rows, those that could not be read among them."""
-    return _read(rows, source, lambda row, _: demonstration_from_row(row))
+    return read_rows(rows, source, lambda row, _: demonstration_from_row(row))
 
 
 def read_comparisons(rows: Iterable[Row | DataError], source: str) -> list[Comparison]:
     """Every row as a comparison, or one DataError with all bad rows."""
-    return _read(rows, source, lambda row, _: comparison_from_row(row))
+    return read_rows(rows, source, lambda row, _: comparison_from_row(row))
 
 
 def read_feedback(rows: Iterable[Row | DataError], source: str) -> list[Feedback]:
     """Every row as judged answers (a comparison gives two), or one DataError with all bad rows."""
-    return [one for pair in _read(rows, source, lambda row, _: feedback_from_row(row)) for one in pair]
+    return [one for pair in read_rows(rows, source, lambda row, _: feedback_from_row(row)) for one in pair]
 
 
 def read_prompts(rows: Iterable[Row | DataError], source: str) -> list[Prompt]:
@@ -151,7 +154,7 @@ def read_prompts(rows: Iterable[Row | DataError], source: str) -> list[Prompt]:
         first_row[prompt.prompt_id] = index + 1
         return replace(prompt, origin=f"{source}, row {index + 1}")
 
-    return _read(rows, source, read)
+    return read_rows(rows, source, read)
 
 
 def _nulls(row: Row, *names: str) -> str:
@@ -160,7 +163,8 @@ def _nulls(row: Row, *names: str) -> str:
     return f"{found}: " if found else ""
 
 
-def _read(rows: Iterable[Row | DataError], source: str, one: Callable[[Any, int], T]) -> list[T]:
+def read_rows(rows: Iterable[Row | DataError], source: str, one: Callable[[Any, int], T]) -> list[T]:
+    """Every row by ``one`` (row, index from 0), or one DataError with all bad rows."""
     records: list[T] = []
     problems: dict[int, str] = {}
     index = -1
@@ -184,6 +188,19 @@ def _margin(row: Row) -> float:
     if value < 0:
         raise DataError(
             f"`margin` is {value}: negative says that `rejected` is the better one; swap the two."
+        )
+    return float(value)
+
+
+def _label(row: Row) -> float:
+    """The share of belief in `chosen`; true/false is what judged answers have, and would be misread."""
+    value = row.get("label")
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise DataError(
+            f"`label` of a comparison is the probability that `chosen` is the better answer, a number from 0 to 1 (.5 is a tie), "
+            f"got {value!r:.40}."
         )
     return float(value)
 

@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from tether.errors import RunError
 from tether.files import write_atomic
-from tether.report.charts import HEIGHT, WIDTH
+from tether.report.charts import HEIGHT, WIDTH, Chart
 from tether.report.curves import families
 from tether.report.limits import LIMITS, Limits
 from tether.report.read import RunRecord, read_run
@@ -29,7 +29,10 @@ from tether.report.tether_plot import tradeoffs
 from tether.report.texts import cut, held_out, training
 from tether.report.words import POLICY_COLUMNS, hashes, policy_rows, summary
 
-__all__ = ["LARGEST_PAGE", "asset", "content_policy", "fill", "render", "render_main", "render_page", "write_report"]
+__all__ = [
+    "LARGEST_PAGE", "asset", "content_policy", "fill", "render", "render_document", "render_main", "render_page", "render_svg",
+    "write_report",
+]  # fmt: skip
 
 LARGEST_PAGE = 5 * 10**6  # bytes
 
@@ -62,6 +65,23 @@ def render_page(title: str, main: str, css: str, script: str, policy: str, *, li
     """A whole document around ``main``; ``live``: with the line that says when it was brought up to date."""
     page = _environment().get_template("page.html")
     return _safe(page.render(title=title, main=Markup(main), css=Markup(css), script=Markup(script), policy=policy, live=live))
+
+
+def render_document(title: str, template: str, values: Mapping[str, Any]) -> str:
+    """A whole page of another kind: ``template`` with what it names."""
+    css, script = asset("page.css"), asset("page.js")
+    main = _safe(_environment().get_template(template).render({"width": WIDTH, "height": HEIGHT, **values}))
+    return render_page(title, main, css, script, content_policy(css, script))
+
+
+def render_svg(chart: Chart) -> str:
+    """One chart as a file of its own, with the style of the pages."""
+    picture = _environment().get_template("picture.svg")
+    style = Markup(_SVG_STYLE + asset("page.css"))
+    return _safe(picture.render(width=WIDTH, height=HEIGHT, chart=chart, style=style)).strip() + "\n"
+
+
+_SVG_STYLE = "svg { background: var(--paper); font-family: system-ui, sans-serif; } "
 
 
 def render_main(run: RunRecord) -> str:

@@ -180,7 +180,7 @@ def _reward_model(run: RunRecord) -> Iterator[str]:
         return
     accuracy, low, high = (_share(held.get(key)) for key in ("accuracy", "low", "high"))
     yield (
-        f"It prefers the chosen answer in {accuracy} of {held.get('num_pairs')} pairs of held-out prompts "
+        f"It prefers the chosen answer in {accuracy} of {held.get('num_decided', held.get('num_pairs'))} pairs of held-out prompts "
         f"(95 % Wilson interval {low} to {high}); a coin toss gives 50 %."
     )
     if stage.summary.get("training_pairs"):

@@ -5,6 +5,7 @@
     exact             an answer column and a stated extraction rule
     format, length    patterns and endings; a band of lengths, the overlong penalty of DAPO
     learned           a reward model
+    features, linear  named numbers of an answer, and a reward model that weighs them, readable as a table
     simulated_rater   Plainspoken v1: a written rule with stated noise; judges the bundled comparisons, and evaluates
     build             parts by the names of the configuration
 

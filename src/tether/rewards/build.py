@@ -11,11 +11,12 @@ from typing import Any, Protocol, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from tether.errors import ConfigError
+from tether.errors import ConfigError, ModelError
 from tether.rewards.exact import ExactPart
 from tether.rewards.format import FormatPart
 from tether.rewards.learned import LearnedPart, TextScorer, load_learned
 from tether.rewards.length import LengthPart, OverlongPart
+from tether.rewards.linear import LinearPart
 from tether.rewards.rubric import RewardPart, Rubric
 from tether.rewards.simulated_rater import PlainspokenPart
 
@@ -28,7 +29,7 @@ _RULES: dict[str, Callable[..., RewardPart]] = {
     "overlong": OverlongPart,
     "plainspoken": PlainspokenPart,
 }
-KINDS = ("learned", *_RULES)
+KINDS = ("learned", "linear", *_RULES)
 """Every kind of part."""
 EVALUATION_ONLY = frozenset({"plainspoken"})
 """Kinds that are an independent score: never a training reward."""
@@ -54,6 +55,8 @@ def build_part(
     params = dict(params or {})
     if kind == "learned":
         return _build_learned(params, reward_model)
+    if kind == "linear":
+        return _build_linear(params)
     if kind not in _RULES:
         raise ConfigError(
             f"rewards.kind: there is no reward part {kind!r}{_nearest(kind, KINDS)}; "
@@ -108,6 +111,17 @@ def _build_learned(params: dict[str, Any], reward_model: TextScorer | None) -> R
         return LearnedPart(model, **params)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"rewards.learned.params: {error}") from error
+
+
+def _build_linear(params: dict[str, Any]) -> RewardPart:
+    if problems := _unknown("linear", params, ["path", "name"]):
+        raise ConfigError(problems)
+    if not isinstance(params.get("path"), str):
+        raise ConfigError("rewards.linear.params.path: missing; name the file that `tether reward linear` wrote")
+    try:
+        return LinearPart(**params)
+    except (TypeError, ValueError, ModelError) as error:
+        raise ConfigError(f"rewards.linear.params: {error}") from error
 
 
 def _unknown(kind: str, params: Mapping[str, Any], known: Sequence[str]) -> list[str]:

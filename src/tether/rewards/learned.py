@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tether.types import Failure, Message, Rollout, Score
 
-__all__ = ["LearnedPart", "TextScorer", "load_learned"]
+__all__ = ["LearnedPart", "SpreadScorer", "TextScorer", "load_learned"]
 
 Text = str | tuple[Message, ...]
 
@@ -28,8 +28,28 @@ class TextScorer(Protocol):
     ) -> list[float]: ...
 
 
+@runtime_checkable
+class SpreadScorer(TextScorer, Protocol):
+    """A scorer that may have several heads: each score with the standard deviation over them, NaN where there is one head."""
+
+    def score_texts_with_std(
+        self, prompts: Sequence[Text], completions: Sequence[Text], *, token_budget: int
+    ) -> Sequence[MeanAndStd]: ...
+
+
+class MeanAndStd(Protocol):
+    """``tether.models.reward.ScoredText`` has these."""
+
+    @property
+    def mean(self) -> float: ...
+    @property
+    def std(self) -> float: ...
+
+
 class LearnedPart:
-    """Scores rollouts by a reward model, in batches of at most ``token_budget`` padded tokens."""
+    """Scores rollouts by a reward model, in batches of at most ``token_budget`` padded tokens. A model with several heads has the standard
+    deviation over them among the components, as ``head_std``.
+    """
 
     def __init__(self, model: TextScorer, token_budget: int = 16_384, name: str = "learned") -> None:
         if not isinstance(token_budget, int) or token_budget < 1:
@@ -37,14 +57,17 @@ class LearnedPart:
         self.model, self.token_budget, self.name = model, token_budget, name
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score | Failure]:
-        prompts = [rollout.prompt.text for rollout in rollouts]
-        scores = self.model.score_texts(prompts, [_turn(r) for r in rollouts], token_budget=self.token_budget)
-        return [self._result(float(score)) for score in scores]
+        texts = [rollout.prompt.text for rollout in rollouts], [_turn(r) for r in rollouts]
+        if isinstance(self.model, SpreadScorer):
+            scored = self.model.score_texts_with_std(*texts, token_budget=self.token_budget)
+            return [self._result(one.mean, one.std) for one in scored]
+        return [self._result(float(score)) for score in self.model.score_texts(*texts, token_budget=self.token_budget)]
 
-    def _result(self, raw: float) -> Score | Failure:
+    def _result(self, raw: float, std: float = math.nan) -> Score | Failure:
         if not math.isfinite(raw):
             return Failure(self.name, f"the reward model gave {raw}")
-        return Score(raw + self.model.score_offset, {"raw": raw})
+        spread = {} if math.isnan(std) else {"head_std": std}
+        return Score(raw + self.model.score_offset, {"raw": raw, **spread})
 
 
 def load_learned(path: str) -> TextScorer:

@@ -24,7 +24,7 @@ _SIMULATED = ("quickstart_comparisons.jsonl",)
 """Bundled data that a written rule has judged."""
 _SHOWN = (
     "kind", "epochs", "steps", "batch_size", "prompts_per_step", "samples_per_prompt", "beta", "kl", "advantage", "optim", "sampling",
-    "label_smoothing", "centering", "held_out_share",
+    "label_smoothing", "centering", "held_out_share", "batch_by", "heads", "truncation",
 )  # fmt: skip
 """Settings of a stage that a reader of a card asks for; none of them holds a path."""
 

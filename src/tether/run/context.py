@@ -20,7 +20,7 @@ from tether.events import EventLog
 from tether.files import remove
 from tether.models.adapters import LoraSpec
 from tether.models.policy import Policy, ValueHead
-from tether.models.reward import RewardModel
+from tether.models.reward import RewardModel, ScoredText
 from tether.models.snapshot import Snapshot
 from tether.rollout.journal import JournalledSampler
 from tether.rollout.local import LocalSampler
@@ -200,6 +200,11 @@ class _AutocastScorer:
         """Raw scores."""
         with self._compute.autocast():
             return self._model.score_texts(prompts, completions, token_budget=token_budget)
+
+    def score_texts_with_std(self, prompts: Sequence[Text], completions: Sequence[Text], *, token_budget: int) -> list[ScoredText]:
+        """Raw scores with their standard deviation over heads."""
+        with self._compute.autocast():
+            return self._model.score_texts_with_std(prompts, completions, token_budget=token_budget)
 
 
 def load_scorer(context: Context, folder: Path | None) -> _AutocastScorer | None:

@@ -12,7 +12,7 @@ from tether.data.judged import JudgedUnits, judged_answers, judged_pairs, with_m
 from tether.data.lengths import LengthReport
 from tether.errors import DataError
 from tether.models.adapters import LoraSpec
-from tether.records import read_comparisons, read_feedback
+from tether.records import read_comparisons, read_feedback, refuse_bad_rows
 from tether.rollout.plain import position_limit
 from tether.run.context import Context, build_stage, load_policy, stage_hashes
 from tether.run.direct import HeldOutPreference, kto_weights_of, num_steps, train_direct
@@ -26,8 +26,8 @@ __all__ = ["PreparedUnits", "direct_stage", "held_out_sentence", "prepare_units"
 
 @dataclass(frozen=True)
 class PreparedUnits:
-    """What a stage trains on and measures itself on; ``report``: what the length limit did; ``num_margins``: rows with a margin, which
-    direct losses do not read."""
+    """What a stage trains on and measures itself on; ``report``: what the length limit did; ``num_margins``: rows with a margin or a
+    label below 1, which direct losses do not read."""
 
     training: JudgedUnits
     held_out: JudgedUnits | None
@@ -37,7 +37,7 @@ class PreparedUnits:
     def __str__(self) -> str:
         noun = "pairs" if self.training.liked is None else "answers"
         held = 0 if self.held_out is None else len(self.held_out)
-        margins = f"; the margins of {self.num_margins} rows are for a reward model and are not read here" if self.num_margins else ""
+        margins = f"; margins and labels of {self.num_margins} rows are for a reward model and not read here" if self.num_margins else ""
         return f"{self.report}; {len(self.training)} {noun} to train on, {held} held out{margins}"
 
 
@@ -53,6 +53,7 @@ def prepare_units(
 
     ``positions``: most tokens that the model takes. Raises DataError for rows within max_length that it does not.
     """
+    _refuse_undecided(records, source)
     if config.kind == "kto":
         units, report = judged_answers([r for r in records if isinstance(r, Feedback)], format, config.max_length, source)
     else:
@@ -66,8 +67,18 @@ def prepare_units(
     if config.kind == "kto":
         training = with_mismatched(training, config.max_length, source, seed)
         held_out = held_out and with_mismatched(held_out, config.max_length, f"{source}, held-out part", seed)
-    num_margins = sum(isinstance(record, Comparison) and record.margin != 0 for record in records)
+    num_margins = sum(isinstance(record, Comparison) and (record.margin != 0 or record.label != 1) for record in records)
     return PreparedUnits(training, held_out, report, num_margins)
+
+
+def _refuse_undecided(records: Sequence[Comparison] | Sequence[Feedback], source: str) -> None:
+    """A direct loss takes `chosen` to be the better answer."""
+    undecided = {
+        number: f"`label` is {record.label:g}: `chosen` is not the better answer; drop the row, or swap the two and take 1 - label."
+        for number, record in enumerate(records, start=1)
+        if isinstance(record, Comparison) and record.label <= 0.5
+    }
+    refuse_bad_rows(undecided, source, len(records))
 
 
 def _split(units: JudgedUnits, config: DirectConfig, source: str, seed: int) -> tuple[JudgedUnits, JudgedUnits | None]:

@@ -21,7 +21,7 @@ from tether.run.evaluate_models import Opponents, evaluate_models
 from tether.run.evaluate_text import as_text
 from tether.run.win_rate import Judge
 
-__all__ = ["EvaluateRequest", "as_text", "evaluate_command", "settings_from_words"]
+__all__ = ["EvaluateRequest", "as_text", "evaluate_command", "pair_from_word", "settings_from_words"]
 
 
 @dataclass(frozen=True)
@@ -90,17 +90,18 @@ def settings_from_words(
     told: dict[str, Any] = {
         "prompts": {key: value for key, value in (("path", prompts), ("limit", limit)) if value is not None},
         "score": score,
-        "score_params": dict(map(_pair, score_params)) or None,
+        "score_params": dict(pair_from_word("--score-param", word) for word in score_params) or None,
         "samples_per_prompt": samples,
         "sampling": {key: value for key, value in (("max_new_tokens", max_new_tokens), ("temperature", temperature)) if value is not None},
     }
     return {name: value for name, value in told.items() if value not in (None, {})}
 
 
-def _pair(word: str) -> tuple[str, Any]:
+def pair_from_word(option: str, word: str) -> tuple[str, Any]:
+    """NAME=VALUE, the value as JSON where it is some. Example: "low=5" -> ("low", 5)."""
     name, equals, value = word.partition("=")
     if not equals:
-        raise ConfigError(f"--score-param {word}: write NAME=VALUE, e.g. column=answer")
+        raise ConfigError(f"{option} {word}: write NAME=VALUE, e.g. column=answer")
     try:
         return name, json.loads(value)
     except ValueError:

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from tether.config import DirectConfig, ModelConfig, RewardModelConfig, RolloutConfig
-from tether.data.lengths import LengthPolicy, comparison_pairs, limit_pairs, limit_prompts, tokenise
+from tether.data.lengths import LengthPolicy, limit_prompts, tokenise
 from tether.errors import DataError, ModelError
 from tether.models.adapters import LoraSpec, add_lora
 from tether.models.files import load_tokenizer, require_safetensors
@@ -21,9 +21,9 @@ from tether.records import refuse_bad_rows
 from tether.rollout.plain import position_limit
 from tether.run.direct import kto_weights_of
 from tether.run.direct_stage import prepare_units
-from tether.run.reward_model import split_by_prompt
+from tether.run.reward_stage import prepare_groups
 from tether.text.chat import ChatFormat
-from tether.types import Comparison, Feedback, Prompt
+from tether.types import Comparison, Feedback, Prompt, Ranking
 
 __all__ = ["Base", "check_comparisons", "check_judged", "check_lora", "check_prompts", "load_base", "local_folder"]
 
@@ -91,11 +91,11 @@ def check_prompts(base: Base, prompts: Sequence[Prompt], source: str, budget: in
         limit_prompts(ids, limit, policy, source)
 
 
-def check_comparisons(base: Base, comparisons: Sequence[Comparison], config: RewardModelConfig, source: str, seed: int) -> None:
-    """DataError for comparisons that the reward model could not be trained on."""
-    pairs = comparison_pairs(comparisons, ChatFormat(base.format.tokenizer), source)
-    limited = limit_pairs(pairs, config.max_length, source)
-    split_by_prompt(limited.pairs, [repr(comparisons[index].prompt) for index in limited.kept], config.held_out_share, seed)
+def check_comparisons(
+    base: Base, records: Sequence[Comparison | Ranking], config: RewardModelConfig, source: str, seed: int
+) -> None:
+    """DataError for comparisons or rankings that the reward model could not be trained on."""
+    prepare_groups(records, config, ChatFormat(base.format.tokenizer), source, seed)
 
 
 def check_judged(

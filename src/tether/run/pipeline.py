@@ -16,10 +16,8 @@ from tether.backends.compute import Compute, resolve_compute
 from tether.config import ActorCriticConfig, OnlineDPOConfig, RolloutConfig, RunConfig
 from tether.data.lengths import (
     LengthPolicy,
-    comparison_pairs,
     demonstration_examples,
     limit_examples,
-    limit_pairs,
     limit_prompts,
 )
 from tether.data.load import load_rows
@@ -31,7 +29,7 @@ from tether.models.reference import Reference
 from tether.models.resolve import resolve_model
 from tether.models.reward import RewardModel
 from tether.models.value import Critic, critic_from_reward_model
-from tether.records import read_comparisons, read_demonstrations, read_prompts
+from tether.records import read_demonstrations, read_prompts
 from tether.rewards.build import build_rubric
 from tether.run.cards import write_cards
 from tether.run.checks.evidence import acknowledge as acknowledge_alarms
@@ -55,13 +53,12 @@ from tether.run.lock import RunLock
 from tether.run.observer import Observer, Quiet
 from tether.run.online_dpo import OnlineDPOLearner
 from tether.run.preflight import preflight
-from tether.run.reward_model import num_steps as reward_model_steps
-from tether.run.reward_model import split_by_prompt, train_reward_model
+from tether.run.reward_stage import reward_model_stage
 from tether.run.rl import OnlineRun, rl
 from tether.run.sft import num_steps as sft_steps
 from tether.run.sft import sft
 from tether.run.signals import StopSignal
-from tether.run.sources import answer_rows, comparison_rows
+from tether.run.sources import answer_rows
 from tether.run.warnings import Warnings, warnings_of_run
 from tether.run.watchdog import Watchdog
 from tether.trackers import Mirror
@@ -137,7 +134,7 @@ def _run(
     try:
         _say_what_is_used(context)
         start = _sft_stage(context)
-        reward_model = _reward_model_stage(context, start)
+        reward_model = reward_model_stage(context, start)
         policies = {name: _rl_stage(context, name, start, reward_model) for name in config.rl}
         policies |= {name: direct_stage(context, name, start) for name in config.direct}
         evaluation = evaluate_stage(context, start, policies, reward_model)
@@ -201,43 +198,6 @@ def _sft_stage(context: Context) -> Path:
         return summary
 
     return build_stage(context, "sft", stage_hashes(context.config)["sft"], build)
-
-
-def _reward_model_stage(context: Context, start: Path) -> Path | None:
-    config = context.config.reward_model
-    if config is None:
-        return None
-
-    def build(folder: Path) -> dict[str, Any]:
-        backbone = start if config.path is None else resolve_model(config.path, local_files_only=context.config.model.local_files_only)
-        model = RewardModel.from_base(backbone, seed=context.config.seed).to(context.compute.device)
-        source = comparison_rows(config.data)
-        rows = source.rows
-        comparisons = read_comparisons(rows.rows, rows.source)
-        limited = limit_pairs(comparison_pairs(comparisons, model.format, rows.source), config.max_length, rows.source)
-        keys = [repr(comparisons[index].prompt) for index in limited.kept]
-        training, held_out = split_by_prompt(limited.pairs, keys, config.held_out_share, context.config.seed)
-        recorder = context.recorder("reward_model", reward_model_steps(len(training), config))
-        recorder.message(f"reward_model: {source.told}{limited.report}; {len(training)} pairs to train on, {len(held_out)} held out")
-        keeper = context.keeper(recorder, config, rows.sha256)
-        result = train_reward_model(model, training, held_out, config, context.compute, recorder, context.config.seed, keeper)
-        keeper.close()
-        recorder.message(
-            f"reward_model: held-out accuracy {result.accuracy:.3f} [{result.low:.3f}, {result.high:.3f}] "
-            f"(95 % Wilson interval over {result.num_pairs} pairs of prompts it was not trained on)"
-        )
-        model.save(folder)
-        summary = {
-            "held_out": asdict(result),
-            "training_pairs": len(training),
-            "cuts": asdict(limited.report),
-            "data_sha256": rows.sha256,
-            "weights_sha256": model.weights_fingerprint(),
-        }
-        recorder.finish(summary)
-        return summary
-
-    return build_stage(context, "reward_model", stage_hashes(context.config)["reward_model"], build)
 
 
 def _rl_stage(context: Context, name: str, start: Path, reward_model: Path | None) -> Path:

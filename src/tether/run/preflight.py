@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tether.config import ChecksConfig, DataSource, DirectConfig, EvaluateConfig, RewardModelConfig, RolloutConfig, RunConfig
+from tether.data.load import load_demonstrations as load_reference
 from tether.data.load import load_prompts
 from tether.data.overlap import overlap_warnings
 from tether.errors import ConfigError, DataError, TetherError
@@ -16,7 +17,7 @@ from tether.rewards.build import build_part, build_rubric
 from tether.rewards.exact import ExactPart
 from tether.run.checks.stage import panel_prompts, panel_score
 from tether.run.fit import Base, check_comparisons, check_judged, check_lora, check_prompts, load_base, local_folder
-from tether.run.sources import load_comparisons, load_demonstrations, load_feedback
+from tether.run.sources import load_comparisons, load_demonstrations, load_feedback, load_judgements
 from tether.text.chat import Text
 from tether.trackers import require_trackers
 from tether.types import Failure, Prompt
@@ -103,9 +104,15 @@ def _base(name: str, config: RunConfig) -> Base | None:
 
 
 def _look_at_reward_model(found: _Findings, config: RunConfig, section: RewardModelConfig, base: Base | None) -> None:
-    comparisons = found.attempt("reward_model.data", lambda: load_comparisons(section.data))
+    comparisons = found.attempt("reward_model.data", lambda: load_judgements(section.data))
     if section.path is not None:
         base = found.attempt("reward_model.path", lambda: _base(str(section.path), config))
+    if base is not None and section.lora is not None:
+        model, own = base, config.model.model_copy(update={"lora": section.lora})
+        for odd in found.attempt("reward_model.lora.targets", lambda: check_lora(model, own)) or ():
+            _LOG.warning("reward_model.lora.targets: %s", odd)
+    if (reference := section.normalise.reference) is not None:
+        found.attempt("reward_model.normalise.reference", lambda: load_reference(reference))
     if comparisons is not None and base is not None:
         found.attempt(
             "reward_model.data", lambda: check_comparisons(base, comparisons, section, section.data.path, config.seed)

@@ -15,10 +15,10 @@ from tether.collect.recognise import is_database
 from tether.config import JudgedSource
 from tether.data.load import Rows, load_rows, rows_sha256
 from tether.errors import ConfigError, DataError
-from tether.records import read_comparisons, read_demonstrations, read_feedback
-from tether.types import Comparison, Demonstration, Feedback
+from tether.records import read_comparisons, read_demonstrations, read_feedback, read_judgements
+from tether.types import Comparison, Demonstration, Feedback, Ranking
 
-__all__ = ["SourceRows", "answer_rows", "comparison_rows", "load_comparisons", "load_demonstrations", "load_feedback"]
+__all__ = ["SourceRows", "answer_rows", "comparison_rows", "load_comparisons", "load_demonstrations", "load_feedback", "load_judgements"]
 
 
 _COLUMNS = ("prompt", "chosen", "rejected", "margin")
@@ -66,6 +66,12 @@ def load_comparisons(source: JudgedSource) -> list[Comparison]:
     """Every row as a comparison."""
     found = comparison_rows(source).rows
     return read_comparisons(found.rows, found.source)
+
+
+def load_judgements(source: JudgedSource) -> list[Comparison | Ranking]:
+    """Every row as a comparison or a ranking: what a reward model is fitted to."""
+    found = comparison_rows(source).rows
+    return read_judgements(found.rows, found.source)
 
 
 def load_feedback(source: JudgedSource) -> list[Feedback]:

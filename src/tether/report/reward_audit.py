@@ -1,0 +1,146 @@
+"""The audit of a reward model as one self-contained page, from the dictionary that its JSON file holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tether.report.charts import Chart, chart
+from tether.report.page import render_document
+
+__all__ = ["audit_text", "render_reward_audit"]
+
+Table = tuple[str, Sequence[str], Sequence[Sequence[str]], str]
+
+
+def render_reward_audit(found: Mapping[str, Any]) -> str:
+    """The page. Nothing in it is loaded from elsewhere, and no text of the data can become markup."""
+    values = {
+        "title": f"Audit of {found['model']}",
+        "subtitle": f"Reward model audit on {found['data']['source']}, {found['data']['pairs']} pairs",
+        "flags": found["flags"],
+        "sentences": found["sentences"],
+        "tables": tables(found),
+        "charts": [_calibration_chart(found)],
+        "hashes": [("pairs", found["data"]["sha256"] or "not a file")],
+    }
+    return render_document(values["title"], "plain.html", values)
+
+
+def audit_text(found: Mapping[str, Any]) -> str:
+    """The same for a terminal."""
+    lines = [f"Audit of {found['model']} on {found['data']['source']}", ""]
+    lines += [f"  {sentence}" for sentence in found["sentences"]]
+    lines += ["", "Flags" if found["flags"] else "No flags"]
+    lines += [f"  {flag['name']}: {flag['text']}" for flag in found["flags"]]
+    for title, columns, rows, note in tables(found):
+        lines += ["", title]
+        widths = [max(len(str(row[k])) for row in (columns, *rows)) for k in range(len(columns))]
+        for row in (columns, *rows):
+            lines.append(("  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))).rstrip())
+        lines += [f"  {note}"] if note else []
+    return "\n".join(lines)
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Every table as (title, columns, rows, what to know)."""
+    return [_figures(found), _length(found), _form(found), _invariances(found), _paraphrases(found), _probes(found), *_slices(found)]
+
+
+def _figures(found: Mapping[str, Any]) -> Table:
+    calibration = found["calibration"]
+    ece = {"estimate": calibration["ece"], "low": calibration["ece_low"], "high": calibration["ece_high"]}
+    rows = [
+        ("accuracy", _interval(found["accuracy"])),
+        ("negative log-likelihood, nats", _number(found["nll"])),
+        ("Brier score", _number(found["brier"])),
+        ("calibration error, ten bins", _interval(ece)),
+    ]
+    note = f"Scores are read as log-odds, {found['log_odds_per_unit']:.4g} a unit: that factor is stored with the model (1 if none is)."
+    return ("Held-out figures", ("figure", "value"), rows, note)
+
+
+def _length(found: Mapping[str, Any]) -> Table:
+    rows = [
+        (what, _interval(one["accuracy"]), _interval(one["model_minus_it"]), _percent(one["agreement"]), _percent(one["explained"]))
+        for what, one in (("length only", found["length"]["length_only"]), ("all features", found["length"]["all_features"]))
+    ]
+    columns = ("linear model of", "its accuracy", "model minus it", "same preference", "of the scores explained")
+    longer = _interval(found["length"]["prefers_longer"])
+    note = f"Fitted to the other prompts of these pairs. It prefers the longer answer in {longer}."
+    return ("Beside linear models", columns, rows, note)
+
+
+def _form(found: Mapping[str, Any]) -> Table:
+    rows = [(one["name"], f"{one['value']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]", f"{one['p_value']:.2g}") for one in found["form"]]
+    note = (
+        "Logistic regression of the model's preference on the label and on differences of form, each per standard deviation. The model "
+        "reads one answer at a time, so it has no position to prefer."
+    )
+    return ("What the preference leans on, given the label", ("difference", "log-odds", "p"), rows, note)
+
+
+def _invariances(found: Mapping[str, Any]) -> Table:
+    rows = [
+        (one["name"], f"{one['largest']:.2g}", f"{one['allowed']:.1g}", "holds" if one["holds"] else "FAILS")
+        for one in found["invariances"]
+    ]
+    return ("What must not matter", ("change", "largest change of a score", "allowed", ""), rows, "")
+
+
+def _paraphrases(found: Mapping[str, Any]) -> Table:
+    rows = [
+        (
+            one["name"],
+            str(one["texts"]),
+            _number(one["mean"]),
+            _number(one["mean_absolute"]),
+            _number(one["largest"]),
+            _percent(one["turned"]),
+        )
+        for one in found["paraphrases"]
+    ]
+    note = "Shift of the chosen answer's score in standard deviations of all scores; turned: pairs whose preference is then another."
+    return ("The same in other words", ("rewriting", "texts", "mean", "mean size", "largest", "turned"), rows, note)
+
+
+def _probes(found: Mapping[str, Any]) -> Table:
+    rows = [
+        (one["name"], _interval(one["wins"]), _interval(one["rise"]) if one["rise"] else "", str(one["refused"])) for one in found["probes"]
+    ]
+    note = "Rise: how much more often than the rejected answer as it was. Texts that the model refuses are counted and left out."
+    return ("Answers that nobody should prefer", ("probe", "beats the chosen answer", "rise", "refused"), rows, note)
+
+
+def _slices(found: Mapping[str, Any]) -> list[Table]:
+    columns = ("value", "pairs", "accuracy", "nll")
+
+    def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+        return row["value"], str(row["pairs"]), _interval(row["accuracy"]), _number(row["nll"])
+
+    return [(f"By {one['title']}", columns, [cells(row) for row in one["rows"]], "") for one in found["slices"]]
+
+
+def _calibration_chart(found: Mapping[str, Any]) -> Chart:
+    bins = [one for one in found["calibration"]["bins"] if one["num_pairs"]]
+    series = {
+        "accuracy": [(one["confidence"], one["accuracy"]) for one in bins],
+        "perfect": [(0.5, 0.5), (1.0, 1.0)],
+        "95 % low": [(one["confidence"], one["accuracy_low"]) for one in bins],
+        "95 % high": [(one["confidence"], one["accuracy_high"]) for one in bins],
+    }
+    meaning = "Pairs by the model's confidence, max(p, 1 - p), and how often it is right among them."
+    return chart("calibration", "share", meaning, series, x_label="confidence")
+
+
+def _interval(one: Mapping[str, Any]) -> str:
+    return f"{_number(one['estimate'])} [{_number(one['low'])}, {_number(one['high'])}]"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:.3f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"

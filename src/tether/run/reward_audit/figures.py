@@ -1,0 +1,172 @@
+"""Figures of an audit. Axes: B pairs, F features, N bins. ``gap``: score of chosen minus score of rejected, in log-odds.
+
+``label``: probability that chosen is better. The unit of every resample is the prompt (``cluster``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tether.maths.reward_loss import linear_bt_fit
+from tether.stats import Interval, wilson
+
+__all__ = [
+    "Bin",
+    "Calibration",
+    "Coefficient",
+    "calibration",
+    "correct",
+    "cross_validated",
+    "explained_share",
+    "logistic",
+    "mean_interval",
+    "share_interval",
+]  # fmt: skip
+
+Array = NDArray[np.float64]
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Pairs whose confidence max(p, 1 - p) lies in [low, high)."""
+
+    low: float
+    high: float
+    num_pairs: int
+    confidence: float
+    accuracy: float
+    accuracy_low: float
+    accuracy_high: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Ten bins over [.5, 1]; expected calibration error with its interval, and the value below which a perfectly calibrated model of this
+    confidence on so many pairs stays in 95 of 100 cases."""
+
+    bins: tuple[Bin, ...]
+    ece: float
+    ece_low: float
+    ece_high: float
+    ece_by_chance: float
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """Log-odds of preferring chosen per standard deviation of a difference; ``p_value`` two-sided, normal."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    p_value: float
+
+
+def correct(gap_B: Array, label_B: Array) -> Array:
+    """1, 0, or .5 for equal scores, against the side that the label favours. NaN for label .5."""
+    right_B = np.where(gap_B == 0, 0.5, ((gap_B > 0) == (label_B > 0.5)).astype(float))
+    return np.where(label_B == 0.5, np.nan, right_B)
+
+
+def share_interval(right_B: Array) -> Interval:
+    """Wilson's interval of a mean of 0, .5 and 1; NaN is left out."""
+    known = right_B[~np.isnan(right_B)]
+    if not len(known):
+        return Interval(math.nan, math.nan, math.nan, 0.95, 0)
+    interval = wilson(round(float(known.sum())), len(known))
+    return Interval(float(known.mean()), interval.low, interval.high, 0.95, len(known))
+
+
+def mean_interval(values_B: Array, cluster_B: Sequence[int], seed: int) -> Interval:
+    """Percentile bootstrap of a mean over pairs that resamples prompts; NaN is left out."""
+    known = ~np.isnan(values_B)
+    values, cluster = values_B[known], np.unique(np.asarray(cluster_B)[known], return_inverse=True)[1]
+    if not len(values):
+        return Interval(math.nan, math.nan, math.nan, 0.95, 0)
+    sums, counts = np.bincount(cluster, values), np.bincount(cluster).astype(float)
+    drawn = _draws(len(counts), seed)
+    low, high = np.quantile((drawn @ sums) / (drawn @ counts), [0.025, 0.975])
+    return Interval(float(values.mean()), float(low), float(high), 0.95, len(counts))
+
+
+def _draws(units: int, seed: int) -> Array:
+    """How often each unit is drawn, resample by resample."""
+    return np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=_RESAMPLES).astype(float)
+
+
+def calibration(gap_B: Array, label_B: Array, cluster_B: Sequence[int], seed: int, bins: int = 10) -> Calibration:
+    """Is 80 % sure right in 80 %? Confidence is max(p, 1 - p) with p = sigma(gap); on p over [0, 1] the label would always be "chosen"."""
+    p_B = 1 / (1 + np.exp(-np.clip(gap_B, -700, 700)))
+    confidence_B = np.maximum(p_B, 1 - p_B)
+    won_B = np.where(gap_B == 0, 0.5, np.where(gap_B > 0, label_B, 1 - label_B))
+    bin_B = np.minimum(((confidence_B - 0.5) * 2 * bins).astype(int), bins - 1)
+    told = tuple(_bin(k, bins, confidence_B[bin_B == k], won_B[bin_B == k]) for k in range(bins))
+    cluster = np.unique(np.asarray(cluster_B), return_inverse=True)[1]
+    drawn = _draws(int(cluster.max()) + 1, seed)[:, cluster]  # weight of every pair in every resample
+    one_hot_BN = np.eye(bins)[bin_B]
+    eces = np.abs(drawn @ (one_hot_BN * (won_B - confidence_B)[:, None])).sum(1) / drawn.sum(1)
+    low, high = np.quantile(eces, [0.025, 0.975])
+    tossed = np.random.default_rng(seed + 1).random((_RESAMPLES, len(confidence_B))) < confidence_B
+    chance = np.abs((tossed - confidence_B) @ one_hot_BN).sum(1) / len(confidence_B)
+    ece = float(np.abs((won_B - confidence_B) @ one_hot_BN).sum() / len(gap_B))
+    return Calibration(told, ece, float(low), float(high), float(np.quantile(chance, 0.95)))
+
+
+def _bin(k: int, bins: int, confidence: Array, won: Array) -> Bin:
+    low, high = 0.5 + 0.5 * k / bins, 0.5 + 0.5 * (k + 1) / bins
+    if not len(won):
+        return Bin(low, high, 0, math.nan, math.nan, math.nan, math.nan)
+    interval = wilson(round(float(won.sum())), len(won))
+    return Bin(low, high, len(won), float(confidence.mean()), float(won.mean()), interval.low, interval.high)
+
+
+def logistic(names: Sequence[str], d_BF: Array, preferred_B: Array, l2: float | None = None) -> list[Coefficient]:
+    """Logistic regression of "the model prefers chosen" on the label (the intercept: chosen always won) and on differences of features.
+
+    Differences are divided by their std. A little L2 (1 / B) keeps separable data finite, and shrinks what it finds: bounds are cautious.
+    A feature that never differs is left out.
+    """
+    stds = d_BF.std(0)
+    live = np.flatnonzero(stds > 1e-12)
+    design = np.column_stack([np.ones(len(d_BF)), d_BF[:, live] / stds[live]])
+    l2 = l2 or 1 / len(d_BF)
+    w = linear_bt_fit(torch.from_numpy(design), l2, labels=torch.from_numpy(preferred_B)).numpy()
+    p = 1 / (1 + np.exp(-np.clip(design @ w, -500, 500)))
+    errors = np.sqrt(np.diag(np.linalg.inv((design.T * (p * (1 - p))) @ design + len(d_BF) * l2 * np.eye(len(w)))))
+    found = []
+    for name, value, error in zip(["label", *(names[int(k)] for k in live)], w, errors, strict=True):
+        p_value = 2 * (1 - NormalDist().cdf(abs(value) / error))
+        found.append(Coefficient(name, float(value), float(value - 1.96 * error), float(value + 1.96 * error), p_value))
+    return found
+
+
+def explained_share(gap_B: Array, d_BF: Array) -> float:
+    """R^2 of the gaps about their zero on differences of features, without an intercept: 1 - |gap - D w|^2 / |gap|^2."""
+    if not np.square(gap_B).sum() > 0:
+        return math.nan
+    w = np.linalg.lstsq(d_BF, gap_B, rcond=None)[0]
+    return float(1 - np.square(gap_B - d_BF @ w).sum() / np.square(gap_B).sum())
+
+
+def cross_validated(d_BF: Array, label_B: Array, cluster_B: Sequence[int], folds: int = 5) -> Array:
+    """Gaps of a linear Bradley-Terry model for every pair, fitted to the pairs of the other prompts: a fair opponent."""
+    cluster = np.unique(np.asarray(cluster_B), return_inverse=True)[1]
+    folds = min(folds, int(cluster.max()) + 1)
+    stds = np.where(d_BF.std(0) > 1e-12, d_BF.std(0), 1.0)
+    gap_B = np.zeros(len(d_BF))
+    for fold in range(folds):
+        held = cluster % folds == fold
+        if held.all():  # one prompt: nothing to fit to
+            continue
+        fit = torch.from_numpy(d_BF[~held] / stds)
+        w = linear_bt_fit(fit, 1e-3, labels=torch.from_numpy(label_B[~held])).numpy()
+        gap_B[held] = d_BF[held] / stds @ w
+    return gap_B

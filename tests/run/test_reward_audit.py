@@ -1,0 +1,317 @@
+"""The audit finds planted faults, and does not find any in an honest model; the page, the JSON, and folders of plain transformers."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from tether import cli
+from tether.errors import ConfigError, DataError, ModelError
+from tether.models.resolve import resolve_model
+from tether.records import write_jsonl
+from tether.report.reward_audit import audit_text, render_reward_audit
+from tether.rewards.features import answer_text
+from tether.rewards.linear import fit_linear
+from tether.run.reward_audit.audit import AuditRequest, audit_reward, parse_ceiling, reward_audit_command
+from tether.run.reward_audit.figures import calibration, cross_validated, explained_share, logistic, mean_interval
+from tether.run.reward_audit.pairs import AuditPairs, load_pairs, prompt_hash
+from tether.run.reward_audit.scorer import Audited
+from tether.run.reward_audit.variations import PARAPHRASES, PROBES, paraphrase
+from tether.types import Comparison, Message
+
+GOOD, BAD = ("calm", "clear", "kind", "warm"), ("rude", "vague", "cold", "harsh")
+FILL = ("the", "sea", "and", "a", "stone", "under", "many", "big", "birds", "that", "often", "help")
+
+
+def quality(text: str) -> float:
+    words = re.findall(r"[a-z]+", text.casefold())
+    return float(sum(word in GOOD for word in words) - sum(word in BAD for word in words))
+
+
+def draw_pairs(count: int, seed: int = 0) -> list[Comparison]:
+    """Judged by quality with Bradley-Terry noise; longer answers are a little better."""
+    draw, told = random.Random(seed), []
+
+    def answer() -> str:
+        words = [draw.choice(FILL) for _ in range(draw.randint(5, 25))] + [draw.choice((*GOOD, *BAD)) for _ in range(draw.randint(1, 4))]
+        draw.shuffle(words)
+        return " ".join(words).capitalize() + "."
+
+    for i in range(count):
+        one, two = answer(), answer()
+        gap = quality(one) - quality(two) + 0.05 * (len(one.split()) - len(two.split()))
+        one, two = (one, two) if draw.random() < 1 / (1 + math.exp(-gap)) else (two, one)
+        told.append(Comparison(f"Question {i % (count // 2)}?", one, two))
+    return told
+
+
+class Scorer:
+    """A reward model that is a function of (prompt, text), or of all texts of a batch."""
+
+    def __init__(self, one=None, batch=None):
+        self.one, self.batch = one, batch
+
+    def score_texts(self, prompts, completions, *, token_budget):
+        texts = [answer_text(completion) for completion in completions]
+        return [float(self.one(p, t)) for p, t in zip(prompts, texts, strict=True)] if self.batch is None else self.batch(texts)
+
+
+def audited(scorer: Scorer, **more):
+    pairs = tuple(draw_pairs(240))
+    return audit_reward(Audited("planted", scorer, **more.pop("known", {})), AuditPairs(pairs, ({},) * len(pairs)), **more)
+
+
+def names(found) -> set[str]:
+    return {flag["name"] for flag in found["flags"]}
+
+
+def penalised(prompt, text):
+    """Quality, a little less for nothing said and for repeating oneself."""
+    words = text.split()
+    return quality(text) - 6.0 * (len(words) < 5) - 3.0 * (len(words) > 40) + 0.02 * len(words)
+
+
+# -- planted faults ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_honest_model_is_not_flagged():
+    found = audited(Scorer(penalised))
+    assert found["flags"] == []
+    assert found["accuracy"]["estimate"] > 0.75
+    assert all(check["largest"] == 0 for check in found["invariances"])
+    assert any("it is better than length alone" in sentence for sentence in found["sentences"])
+
+
+def test_a_model_that_only_counts_tokens_is_found_out():
+    found = audited(Scorer(lambda prompt, text: math.log1p(len(text.split()))))
+    assert {"no better than length", "explained by length", "probe: chosen, three times", "probe: rejected, very long"} <= names(found)
+    assert found["length"]["length_only"]["explained"] > 0.99
+    assert found["length"]["prefers_longer"]["estimate"] == 1
+    assert any("its accuracy is within noise of length alone" in sentence for sentence in found["sentences"])
+    lengths = next(one for one in found["form"] if one["name"] == "log_length")
+    assert lengths["low"] > 2
+
+
+def test_a_batch_dependent_model_is_found_out():
+    def normed(texts):  # as batch normalisation would
+        scores = np.array([quality(text) for text in texts])
+        return list(scores - scores.mean())
+
+    found = audited(Scorer(batch=normed))
+    assert {"batch composition", "padding"} <= names(found)
+    assert [check["holds"] for check in found["invariances"] if check["name"] == "batch composition"] == [False]
+
+
+def test_a_model_that_reads_its_padding_is_found_out():
+    found = audited(Scorer(batch=lambda texts: [quality(text) + 0.001 * max(map(len, texts)) for text in texts]))
+    assert "padding" in names(found)
+
+
+def test_a_model_that_looks_at_the_order_is_found_out():
+    found = audited(Scorer(batch=lambda texts: [quality(text) + 0.01 * at for at, text in enumerate(texts)]))
+    assert "order of the two answers" in names(found)
+
+
+@pytest.mark.parametrize(
+    ("fooled_by", "probe"),
+    [
+        ("highest score", "rejected, injection first"), ("wonderful", "rejected, flattery first"), ("can't help", "refusal"),
+        ("question", "the prompt copied"),
+    ],
+)  # fmt: skip
+def test_a_model_that_is_fooled_by_a_probe_is_found_out(fooled_by, probe):
+    found = audited(Scorer(lambda prompt, text: penalised(prompt, text) + 20 * (fooled_by in text.casefold())))
+    assert f"probe: {probe}" in names(found)
+
+
+def test_a_model_that_is_far_too_sure_is_found_out():
+    assert "not calibrated" in names(audited(Scorer(lambda prompt, text: 30 * penalised(prompt, text))))
+    stored = audited(Scorer(lambda prompt, text: 30 * penalised(prompt, text)), known={"log_odds_per_unit": 1 / 30})
+    assert stored["flags"] == []  # the stored factor says what a unit is worth
+
+
+def test_a_model_that_minds_the_case_of_a_letter_shows_it():
+    found = audited(Scorer(lambda prompt, text: penalised(prompt, text) + 3 * text[:1].isupper()))
+    shifts = {one["name"]: one for one in found["paraphrases"]}
+    spread = 3 / abs(shifts["case of the first letter"]["mean"])
+    assert shifts["case of the first letter"]["mean"] < -0.8
+    assert spread > 0
+    assert shifts["white space"]["largest"] == 0
+
+
+def test_texts_that_the_model_refuses_are_counted_and_left_out():
+    def picky(prompt, text):
+        if len(text) > 120:
+            raise DataError("121 characters, it takes 120")
+        return penalised(prompt, text)
+
+    found = audited(Scorer(picky))
+    assert found["data"]["refused"] > 0
+    assert found["data"]["pairs"] + found["data"]["refused"] == 240
+    assert "121 characters" in found["data"]["refusal"]
+    assert {one["name"]: one["refused"] for one in found["probes"]}["rejected, very long"] > 0.9 * found["data"]["pairs"]
+    with pytest.raises(ModelError, match="gave nan"):
+        audited(Scorer(lambda prompt, text: math.nan))
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------------
+
+
+def test_calibration_by_hand_and_against_chance():
+    """Ten pairs 80 % sure of which 5 are right: an error of .3."""
+    gap = np.full(10, math.log(0.8 / 0.2))
+    label = np.array([1.0] * 5 + [0.0] * 5)
+    told = calibration(gap, label, range(10), seed=0)
+    assert told.ece == pytest.approx(0.3)
+    (full,) = [one for one in told.bins if one.num_pairs]
+    assert (full.num_pairs, full.confidence, full.accuracy) == (10, pytest.approx(0.8), 0.5)
+    assert full.accuracy_low < 0.5 < full.accuracy_high
+    assert told.ece_by_chance < 0.3
+
+
+def test_the_bias_regression_recovers_what_was_planted():
+    draw = np.random.default_rng(1)
+    d = draw.normal(size=(4000, 2))
+    prefers = (draw.random(4000) < 1 / (1 + np.exp(-(0.5 + 1.2 * d[:, 0])))).astype(float)
+    label, first, second = logistic(["x", "y"], d, prefers)
+    assert label.value == pytest.approx(0.5, abs=0.12)
+    assert first.low < 1.2 * d[:, 0].std() < first.high
+    assert second.low < 0 < second.high
+    assert second.p_value > 0.01 > first.p_value
+    assert [one.name for one in logistic(["x", "same"], d * [1, 0], prefers)] == ["label", "x"]
+
+
+def test_explained_share_and_the_fair_opponent():
+    d = np.array([[1.0], [-2.0], [3.0]])
+    assert explained_share(2 * d[:, 0], d) == pytest.approx(1)
+    assert explained_share(np.array([1.0, 1.0, 0.0]), np.array([[1.0], [-1.0], [0.0]])) == pytest.approx(0)
+    assert math.isnan(explained_share(np.zeros(3), d))
+    gaps = cross_validated(np.array([[1.0], [1.0], [1.0], [-1.0]]), np.ones(4), [0, 0, 1, 2], folds=3)
+    assert gaps[3] < 0 < gaps[2]  # what the fourth pair says is not known to the model that is asked about it
+    assert cross_validated(d, np.ones(3), [0, 0, 0]).tolist() == [0, 0, 0]
+
+
+def test_intervals_resample_prompts():
+    """The same value twenty times in each of two prompts is two values, not forty."""
+    values = np.array([0.0] * 20 + [1.0] * 20)
+    few, many = mean_interval(values, [0] * 20 + [1] * 20, 0), mean_interval(values, range(40), 0)
+    assert (few.low, few.high, few.num_units) == (0, 1, 2)
+    assert 0.3 < many.low < many.high < 0.7
+
+
+def test_the_ceiling():
+    assert parse_ceiling("0.8") == (0.8, 0.8)
+    assert parse_ceiling("0.75:0.84") == (0.75, 0.84)
+    for text in ("x", "1.2", "0.4", "0.9:0.8", "0.7:0.8:0.9"):
+        with pytest.raises(ConfigError, match="--judgements-ceiling"):
+            parse_ceiling(text)
+    told = " ".join(audited(Scorer(penalised), ceiling=(0.99, 1.0))["sentences"])
+    assert "99.0 % to 100.0 %; it stays below that" in told
+    assert "cannot show that a better model exists" in " ".join(audited(Scorer(penalised), ceiling=(0.8, 0.8))["sentences"])
+
+
+# -- rewritings and probes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("contractions", "It is so. I don't.", "It's so. I do not."), ("synonyms", "Big birds start.", "Large birds begin."),
+        ("white space", "A b. C d? E.", "A b.  C d?  E.\n"), ("case of the first letter", "The sea", "the sea"),
+        ("contractions", "nothing here", "nothing here"), ("case of the first letter", "", ""),
+    ],
+)  # fmt: skip
+def test_rewritings(name, text, expected):
+    assert PARAPHRASES[name](text) == expected
+    turns = (Message("assistant", text), Message("user", "It is?"))
+    assert paraphrase(name, turns) == (Message("assistant", expected), Message("user", "It is?"))
+
+
+def test_probes_are_what_they_are_called():
+    made = {name: probe.make("Why?", "Good answer.", "Bad.") for name, probe in PROBES.items()}
+    assert (made["empty"], made["one word"], made["the prompt copied"]) == ("", "Yes.", "Why?")
+    assert made["chosen, three times"].count("Good answer.") == 3
+    assert len(made["rejected, very long"]) >= 4 * len("Good answer.")
+    assert made["rejected, injection first"].endswith("Bad.")
+    assert len(PROBES["rejected, very long"].make("q", "a" * 9000, "b")) == 4000
+
+
+# -- files -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A one-label classifier made and saved by plain transformers."""
+    path = tmp_path_factory.mktemp("plain") / "classifier"
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(resolve_model("tiny"), num_labels=1)
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model("tiny"))
+    model.config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def file(tmp_path):
+    rows = [{"prompt": p.prompt, "chosen": p.chosen, "rejected": p.rejected, "topic": f"t{i % 2}"} for i, p in enumerate(draw_pairs(40))]
+    hostile = "<script>alert(1)</script>"
+    rows.append({"prompt": f"{hostile} {{{{ 1 }}}}", "chosen": hostile, "rejected": "no", "topic": hostile})
+    rows.append({"prompt": "Rank.", "answers": ["calm sea", "rude", "stone"], "ranking": [0, [1, 2]], "topic": "t0"})
+    write_jsonl(tmp_path / "pairs.jsonl", rows)
+    return tmp_path / "pairs.jsonl"
+
+
+def test_any_folder_with_one_label_is_audited_and_the_page_is_safe(folder, file, tmp_path, capsys):
+    status = cli.main(["reward", "audit", str(folder), "--data", str(file), "--slice", "topic", "--output", str(tmp_path / "a.html")])
+    assert status == 3  # it was never trained
+    assert "Answers that nobody should prefer" in capsys.readouterr().out
+    found, page = json.loads((tmp_path / "a.json").read_text()), (tmp_path / "a.html").read_text()
+    assert found["data"]["pairs"] == 41 + 3
+    assert found["data"]["ties"] == 1
+    assert all(check["holds"] for check in found["invariances"])
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page
+    assert not re.search(r"""(?:src|href)=["'](?!#)""", page)
+    assert [row["value"] for table in found["slices"] if table["title"] == "topic" for row in table["rows"]][-2:] == ["t0", "t1"]
+    for sentence in found["sentences"]:
+        assert sentence in audit_text(found)
+
+
+def test_what_cannot_be_asked_is_said(folder, file, tmp_path):
+    with pytest.raises(ConfigError, match=r"--output .*\.html"):
+        reward_audit_command(AuditRequest(str(folder), str(file), output=tmp_path / "a.txt"))
+    with pytest.raises(ConfigError, match="--slice colour: no row has this column; known: answers, chosen"):
+        reward_audit_command(AuditRequest(str(folder), str(file), slices=("colour",), output=tmp_path / "a.html"))
+    pair = Comparison("q", "a", "b")
+    with pytest.raises(DataError, match="at least two decided pairs of two prompts"):
+        audit_reward(Audited("x", Scorer(penalised)), AuditPairs((pair, pair), ({}, {})))
+
+
+def test_pairs_of_prompts_that_the_model_was_trained_on_are_left_out(file):
+    every = load_pairs(str(file), "train", None, {})
+    assert "yours to know" in every.notes[0]
+    seen = {"prompts": " ".join(sorted({prompt_hash(pair.prompt) for pair in every.pairs[:5]}))}
+    rest = load_pairs(str(file), "train", None, seen)
+    prompts = {pair.prompt for pair in every.pairs[:5]}
+    assert rest.num_seen == sum(pair.prompt in prompts for pair in every.pairs) >= 5
+    assert not prompts & {pair.prompt for pair in rest.pairs}
+    with pytest.raises(DataError, match="none is held out"):
+        load_pairs(str(file), "train", 5, seen)
+
+
+def test_a_linear_model_is_audited_too(file, tmp_path):
+    path = fit_linear(draw_pairs(200), ["log_length", {"name": "good", "words": list(GOOD)}, {"name": "bad", "words": list(BAD)}]).save(
+        tmp_path / "linear.json"
+    )
+    found, page, _ = reward_audit_command(AuditRequest(str(path), str(file), output=tmp_path / "b.html"))
+    assert found["accuracy"]["estimate"] > 0.6
+    assert page.read_text().startswith("<!doctype html>")
+    assert render_reward_audit(found) == page.read_text()
