@@ -1,0 +1,217 @@
+// The page of an annotator: asks for an item, takes the choice, sends it, asks for the next.
+"use strict";
+
+import { ask, freshId, Outbox, Refused } from "./api.js";
+import { Clock } from "./clock.js";
+import { bindKeys } from "./keys.js";
+import { renderMarkdown } from "./markdown.js";
+import { letter, Ranking } from "./rank.js";
+import { Screen } from "./screen.js";
+
+const REASONS = ["I cannot judge this", "The prompt is unclear", "A text is broken or cut off", "I do not want to read this"];
+const $ = (id) => document.getElementById(id);
+const choices = [...document.querySelectorAll("[data-choice]")];
+const strengths = [...document.querySelectorAll("[data-strength]")];
+
+const say = (text) => { $("live").textContent = text; };
+const clock = new Clock();
+const screen = new Screen($("prompt"), $("answers"), { differences: $("differences"), together: $("together"), raw: $("raw") }, say);
+const ranking = new Ranking($("ranks"), (complete, said) => {
+  if (said) { choice = "ranked"; say(said); }
+  if (!complete && choice === "ranked") choice = null;
+  refresh();
+});
+
+let session, outbox, item = null, choice = null, strength = null, busy = false, view = "";
+
+function state(text, waiting) {
+  $("state").textContent = text;
+  $("state").classList.toggle("waiting", waiting);
+}
+
+const panels = { guidelines: $("guidelines"), done: $("done"), compare: $("compare") };
+
+function show(name) {
+  view = name;
+  for (const [key, panel] of Object.entries(panels)) panel.hidden = key !== name;
+  $("dock").hidden = name !== "compare";
+  $("show-guidelines").setAttribute("aria-expanded", String(name === "guidelines"));
+  clock.hold(name !== "compare");
+  $({ guidelines: "guidelines-title", done: "done-title", compare: "question" }[name]).focus({ preventScroll: true });
+}
+
+// Does something on the server until it works; what goes wrong is said.
+async function insist(path, body) {
+  for (let pause = 1000; ; pause = Math.min(2 * pause, 15_000)) {
+    try {
+      const answer = await ask(path, body);
+      if (!outbox?.waiting.length) state("", false);
+      return answer;
+    } catch (error) {
+      const signedOut = error instanceof Refused && error.status === 401;
+      state(signedOut ? "You are signed out. Open the newest link in this browser." : "The server cannot be reached; it is tried again.", true);
+      await new Promise((resolve) => setTimeout(resolve, pause));
+    }
+  }
+}
+
+async function load(said = "") {
+  busy = true;
+  await outbox.flush().catch(() => {});
+  display(await insist("/api/next", {}), said);
+}
+
+function display(answer, said) {
+  busy = false;
+  item = answer.item;
+  const { judged, skipped, open } = answer.progress;
+  $("progress").value = judged + open ? judged / (judged + open) : 1;
+  $("count").textContent = `${judged} judged` + (skipped ? `, ${skipped} skipped` : "") + (open ? `, ${open} to go` : "");
+  choice = strength = null;
+  $("note").value = $("reason").value = "";
+  clock.restart();
+  suggestBreak();
+  if (!item) { show("done"); say(said + "Nothing is left."); return; }
+  const many = item.answers.length > 2;
+  $("ranking").hidden = !many;
+  $("choices").hidden = many;
+  $("strength").hidden = many || !session.strengths;
+  screen.show(item);
+  ranking.start(many ? item.answers.length : 0);
+  show("compare");
+  refresh();
+  say(`${said}${many ? item.answers.length + " answers to rank." : "Two answers to compare."}`);
+}
+
+function suggestBreak() {
+  const minutes = session.break_after_minutes;
+  const due = minutes && clock.minutesAtWork() >= minutes;
+  $("break").hidden = !due;
+  if (due) $("break-minutes").textContent = String(Math.round(clock.minutesAtWork()));
+}
+
+function refresh() {
+  const preference = choice === "left" || choice === "right";
+  for (const button of choices) button.setAttribute("aria-pressed", String(button.dataset.choice === choice));
+  if (!preference) strength = null;
+  for (const button of strengths) {
+    button.disabled = !preference;
+    button.setAttribute("aria-pressed", String(button.dataset.strength === strength));
+  }
+  const skipping = choice === "skip";
+  $("skip").setAttribute("aria-pressed", String(skipping));
+  $("reasons").hidden = !skipping;
+  $("note-field").hidden = !session?.comments || skipping;
+  screen.choose(choice === "left" ? [0] : choice === "right" ? [1] : []);
+  $("save").disabled = busy || !(skipping ? $("reason").value.trim() : choice === "ranked" ? ranking.complete : choice);
+}
+
+// The same choice twice is a save: two strokes of one key are a judgement.
+function choose(name) {
+  if (busy || !item) return;
+  if (choice === name && name !== "skip") { save(); return; }
+  choice = name;
+  refresh();
+  if (name === "skip") $("reason").focus();
+}
+
+function give(reason) {
+  $("reason").value = reason;
+  refresh();
+  $("save").focus();
+}
+
+async function save() {
+  refresh();
+  if ($("save").disabled || busy) return;
+  busy = true;
+  const judgement = {
+    judgement_id: freshId(), item: item.item, shown: item.shown, choice, strength, seconds: clock.seconds(),
+    ranking: choice === "ranked" ? ranking.tiers().map((tier) => tier.map((place) => item.shown[place])) : [],
+    reason: choice === "skip" ? $("reason").value.trim() : "", comment: choice === "skip" ? "" : $("note").value.trim(),
+  };
+  refresh();
+  const failed = await outbox.send(judgement).then(() => null, (error) => error);
+  await load(failed ? "" : "Saved. ");
+  if (failed) state("The server did not take the last judgement: " + failed.message, true);
+}
+
+async function undo() {
+  if (busy) return;
+  busy = true;
+  await outbox.flush().catch(() => {});
+  const answer = await insist("/api/undo", {});
+  busy = false;
+  if (!answer.undone) { say("There is nothing to undo."); state("There is nothing to undo.", false); return; }
+  display(answer, "Undone: the last judgement is open again. ");
+}
+
+function guidelines() {
+  if (view !== "guidelines") { show("guidelines"); return; }
+  if (item) show("compare");
+  else load();
+}
+
+function mayScroll(part) {
+  return (event) => (event.target === document.body || event.target.matches("h1, li") ? screen.scrollBy(part) : false);
+}
+
+const comparing = () => view === "compare";
+const pair = () => comparing() && item.answers.length === 2;
+const list = () => comparing() && item.answers.length > 2;
+const showKeys = bindKeys([
+  ["A", "A is better; twice to save", () => choose("left"), pair],
+  ["B", "B is better; twice to save", () => choose("right"), pair],
+  ["T", "equally good", () => choose("tie"), pair],
+  ["X", "both bad", () => choose("both_bad"), pair],
+  ["1", "slightly better", () => strengths[0].click(), () => pair() && session.strengths && choice !== "skip"],
+  ["2", "much better", () => strengths[1].click(), () => pair() && session.strengths && choice !== "skip"],
+  ...[...Array(6).keys()].map((place) => [letter(place), place < 3 ? `answer ${letter(place)} is next best` : "", () => ranking.take(place), list]),
+  ["=", "tied with the one above", () => ranking.tie(), list],
+  ["Backspace", "take the last rank back", () => ranking.back(), list],
+  ["K", "skip, with a reason", () => choose("skip"), comparing],
+  ["Enter", "save", () => save(), comparing],
+  ["Enter", "begin", () => guidelines(), () => view === "guidelines"],
+  ["Enter", "look again", () => load(), () => view === "done"],
+  ["N", "write a note (Esc leaves it)", () => { if (!$("note-field").hidden) $("note").focus(); }, comparing],
+  ["U", "undo the last judgement", () => undo()],
+  ["M", "mark differences", () => screen.toggle("differences"), comparing],
+  ["S", "scroll together", () => screen.toggle("together"), comparing],
+  ["R", "raw text", () => screen.toggle("raw"), comparing],
+  ["G", "guidelines", () => guidelines()],
+  ["L", "light or dark", () => window.tetherTheme()],
+  ["Escape", "take the choice back", () => { choice = null; refresh(); if (item) $("question").focus(); }, comparing],
+  ["ArrowDown", "scroll the answers", mayScroll(0.15), comparing],
+  ["ArrowUp", "", mayScroll(-0.15), comparing],
+  ["PageDown", "", mayScroll(0.9), comparing],
+  ["PageUp", "", mayScroll(-0.9), comparing],
+  ["?", "these keys", () => showKeys()],
+], $("keys"));
+
+for (const button of choices) button.addEventListener("click", () => { if (choice !== button.dataset.choice) choose(button.dataset.choice); });
+for (const button of strengths) {
+  button.addEventListener("click", () => { strength = strength === button.dataset.strength ? null : button.dataset.strength; refresh(); });
+}
+for (const reason of REASONS) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = reason;
+  button.addEventListener("click", () => give(reason));
+  $("reason-buttons").append(button);
+}
+$("reason").addEventListener("input", refresh);
+$("dock").addEventListener("submit", (event) => { event.preventDefault(); save(); });
+$("skip").addEventListener("click", () => choose("skip"));
+$("undo").addEventListener("click", undo);
+$("show-guidelines").addEventListener("click", guidelines);
+$("begin").addEventListener("click", guidelines);
+$("again").addEventListener("click", () => load());
+$("show-keys").addEventListener("click", showKeys);
+$("rested").addEventListener("click", () => { clock.rested(); $("break").hidden = true; });
+
+session = await insist("/api/session");
+outbox = new Outbox(session.annotator, state);
+$("question").textContent = session.question;
+renderMarkdown($("guidelines-text"), session.guidelines || "The owner has written none.");
+if (session.guidelines && session.first) show("guidelines");
+else load();
