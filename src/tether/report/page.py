@@ -29,7 +29,7 @@ from tether.report.tether_plot import tradeoffs
 from tether.report.texts import cut, held_out, training
 from tether.report.words import POLICY_COLUMNS, hashes, policy_rows, summary
 
-__all__ = ["LARGEST_PAGE", "asset", "content_policy", "render", "render_main", "render_page", "write_report"]
+__all__ = ["LARGEST_PAGE", "asset", "content_policy", "render", "render_main", "render_page", "style", "write_report"]
 
 LARGEST_PAGE = 5 * 10**6  # bytes
 
@@ -54,7 +54,7 @@ def write_report(folder: str | Path) -> Path:
 
 def render(run: RunRecord) -> str:
     """The file. Long runs show fewer texts and points, so that it stays under ``LARGEST_PAGE`` bytes."""
-    css, script = asset("page.css"), asset("page.js")
+    css, script = style(), asset("page.js")
     return render_page(run.name, render_main(run), css, script, content_policy(css, script))
 
 
@@ -105,6 +105,11 @@ def _values(run: RunRecord, limits: Limits) -> dict[str, Any]:
 def asset(name: str) -> str:
     """A file of the templates folder as text."""
     return (resources.files("tether.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def style() -> str:
+    """The style of a report."""
+    return asset("page.css") + asset("charts.css")
 
 
 def content_policy(css: str, script: str, more: str = "") -> str:
