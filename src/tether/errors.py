@@ -13,6 +13,9 @@
     ├── RatioError (AssertionError)     the policy moved before the first update of a rollout
     ├── CheckpointError (RuntimeError)  a checkpoint that cannot be written, or is not what was written
     ├── RunError (RuntimeError)         a run folder that cannot be used as asked
+    ├── StoreError (RuntimeError)       a database of judgements that cannot be used as asked
+    │   ├── StoreConflict               a judgement that contradicts a stored one
+    │   └── StoreFull                   its disk is full; what was acknowledged before is safe
     ├── Paused                          a check ended the run after it was saved; carries the exit status
     └── Interrupted                     a signal ended the run after it was saved; carries the exit status
 
@@ -27,7 +30,7 @@ from typing import Literal
 __all__ = [
     "CheckpointError", "ConfigError", "DataError", "DoesNotFitError", "FetchError", "Interrupted", "MissingHeadError", "ModelError",
     "NumericsError", "Paused", "RatioError",
-    "RewardError", "RunError", "SamplerError", "TetherError",
+    "RewardError", "RunError", "SamplerError", "StoreConflict", "StoreError", "StoreFull", "TetherError",
 ]
 
 
@@ -120,6 +123,18 @@ class CheckpointError(TetherError, RuntimeError):
 
 class RunError(TetherError, RuntimeError):
     """A run folder that cannot be used as asked (changed configuration, unfinished stage, locked)."""
+
+
+class StoreError(TetherError, RuntimeError):
+    """A database of judgements that cannot be used as asked (absent, foreign, newer, busy, or a judgement it must refuse)."""
+
+
+class StoreConflict(StoreError):
+    """A judgement that contradicts a stored one: another content under its id, or the annotator's second word on one item."""
+
+
+class StoreFull(StoreError):
+    """No space is left for the database: this write is not stored, everything that was acknowledged before is."""
 
 
 class Paused(TetherError):

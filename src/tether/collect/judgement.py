@@ -49,7 +49,8 @@ class Judgement:
 
     ``judgement_id`` is made by the page, so that a request that is sent twice is stored once. ``shown``: answer ids from left to right (or
     top to bottom). ``ranking``: tiers of answer ids, the best first, for Choice.RANKED. ``seconds``: active time on the item (hidden tabs
-    and breaks are not counted). ``made_at``: ISO 8601, UTC. ``withdrawn_at``: set by an undo; a withdrawn judgement is kept and counts nowhere.
+    and breaks are not counted). ``made_at``: ISO 8601, UTC. ``withdrawn_at``: set by an undo; a withdrawn judgement is kept and counts
+    nowhere.
     """
 
     judgement_id: str
@@ -66,7 +67,7 @@ class Judgement:
     withdrawn_at: str | None = None
 
     def check(self, item: Item) -> None:
-        """Raises DataError where the judgement does not fit the item: other answers, a ranking that is no partition, a skip without a reason."""
+        """Raises DataError where it does not fit the item: other answers, a ranking that is no partition, a skip without a reason."""
         if self.item_id != item.item_id:
             raise DataError(f"judgement {self.judgement_id!r} is of item {self.item_id!r}, not of {item.item_id!r}")
         if sorted(self.shown) != sorted(item.answers):

@@ -1,0 +1,133 @@
+"""Opening a database, and its errors in Tether's words. The only module that imports SQLAlchemy itself; the others take it from here."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tether.errors import StoreError, StoreFull
+
+try:
+    import sqlalchemy
+    import sqlalchemy.event
+    import sqlalchemy.exc
+except ModuleNotFoundError as error:  # pragma: no cover - the tests have it; tests/collect/test_store.py hides it in a process of its own
+    raise StoreError("the database of judgements needs SQLAlchemy; run: pip install 'tether[collect]'") from error
+
+__all__ = ["Connection", "Engine", "connect", "make_file", "place_of", "reading", "shown_place", "sqlalchemy", "writing"]
+
+Connection = sqlalchemy.Connection
+Engine = sqlalchemy.Engine
+
+APPLICATION_ID = 0x74657468  # "teth": what `file` and PRAGMA application_id say of a SQLite database of ours
+BUSY_TIMEOUT_S = 30  # how long a writer waits for another one; a write takes milliseconds
+_POSTGRES = ("postgresql://", "postgres://", "postgresql+psycopg://")
+_WRITE_LOCK = 0x74657468  # one writer at a time on PostgreSQL too; the lock ends with its transaction
+
+
+def place_of(url_or_path: str | os.PathLike[str]) -> tuple[str, Path | None]:
+    """(URL for SQLAlchemy, the file of a SQLite database or None). A text without "://" is a path.
+
+    Raises StoreError for another kind of URL.
+    """
+    text = os.fspath(url_or_path)
+    if text.startswith(_POSTGRES):
+        return "postgresql+psycopg://" + text.partition("://")[2], None
+    if text.startswith("sqlite:///"):
+        text = text.removeprefix("sqlite:///")
+    elif "://" in text:
+        raise StoreError(f"{text.partition('://')[0]}://...: expected the path of a SQLite file or a postgresql:// URL")
+    if not text or text == ":memory:":
+        raise StoreError("expected the path of a file: judgements in memory would be lost")
+    path = Path(text).expanduser().absolute()
+    return sqlalchemy.URL.create("sqlite", database=str(path)).render_as_string(), path
+
+
+def make_file(path: Path) -> None:
+    """An empty database that only its owner reads and writes; SQLite gives its journal the same mode. Raises StoreError if there is one."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        mark = sqlite3.connect(path)  # before the journal mode is WAL, so that the mark is in the file's first page
+        mark.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        mark.close()
+    except FileExistsError as error:
+        raise StoreError(f"{path} exists already; open it, or choose another name") from error
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"{path} cannot be made ({error})") from error
+
+
+def connect(url: str) -> Engine:
+    """An engine whose transactions are begun by ``reading`` and ``writing``. Nothing is opened yet. Raises StoreError without a driver."""
+    if url.startswith("postgresql"):
+        try:
+            return sqlalchemy.create_engine(url, pool_pre_ping=True, isolation_level="READ COMMITTED")
+        except ModuleNotFoundError as error:
+            raise StoreError("a PostgreSQL database needs psycopg; run: pip install 'tether[postgres]'") from error
+        except sqlalchemy.exc.ArgumentError as error:
+            raise StoreError("the PostgreSQL URL cannot be read; expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE") from error
+    engine = sqlalchemy.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False})
+    sqlalchemy.event.listen(engine, "connect", _prepare_sqlite)
+    sqlalchemy.event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # BEGIN is ours
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", f"busy_timeout = {BUSY_TIMEOUT_S * 1000}"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that begins by reading and writes later can fail at that point; one that will write takes its turn at the start.
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("tether_writes") else "BEGIN")
+
+
+def shown_place(engine: Engine) -> str:
+    """Where the database is, for messages: the file, or the URL without its password."""
+    return engine.url.database or "" if engine.dialect.name == "sqlite" else engine.url.render_as_string(hide_password=True)
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """One consistent view; waits for nobody."""
+    with _own_words(engine), engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            connection = connection.execution_options(isolation_level="REPEATABLE READ")
+        with connection.begin():
+            yield connection
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """One transaction, alone among writers. When the block ends it is on the disk; an error leaves nothing of it."""
+    with _own_words(engine), engine.connect().execution_options(tether_writes=True) as connection, connection.begin():
+        if engine.dialect.name == "postgresql":
+            connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(_WRITE_LOCK)))
+        yield connection
+
+
+@contextmanager
+def _own_words(engine: Engine) -> Iterator[None]:
+    place = shown_place(engine)
+    try:
+        yield
+    except sqlalchemy.exc.DBAPIError as error:
+        raise _in_own_words(error, place) from error
+
+
+def _in_own_words(error: sqlalchemy.exc.DBAPIError, place: str) -> StoreError:
+    cause = error.orig
+    first_line = (str(cause).splitlines() or ["no reason given"])[0]
+    code = getattr(cause, "sqlite_errorcode", None)
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE) or str(getattr(cause, "sqlstate", "")).startswith("53100"):
+        return StoreFull(f"{place}: no space is left; this was not stored, everything before it is. Make room and send it again")
+    if code is not None and code & 0xFF == sqlite3.SQLITE_BUSY:
+        return StoreError(f"{place}: another process has been writing for {BUSY_TIMEOUT_S} s; end it, or try again")
+    if code is not None and code & 0xFF == sqlite3.SQLITE_NOTADB:
+        return StoreError(f"{place} is no SQLite database")
+    return StoreError(f"{place}: the database refused ({first_line})")

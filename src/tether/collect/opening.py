@@ -1,0 +1,94 @@
+"""Making and recognising a database of ours."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from tether.collect import schema
+from tether.collect.engine import APPLICATION_ID, Connection, Engine, connect, make_file, place_of, reading, shown_place, writing
+from tether.collect.engine import sqlalchemy as sa
+from tether.collect.judging import now_text
+from tether.collect.settings import Settings
+from tether.errors import StoreError
+from tether.files import sync_folder
+
+__all__ = ["create_database", "is_collection", "open_database", "write_settings"]
+
+_SQLITE_HEADER = b"SQLite format 3\x00"
+
+
+def create_database(url_or_path: str | os.PathLike[str], settings: Settings) -> Engine:
+    """An empty database with these settings. Raises StoreError where there is something already."""
+    url, path = place_of(url_or_path)
+    if path is not None:
+        make_file(path)
+    engine = connect(url)
+    try:
+        with writing(engine) as connection:
+            if found := sorted(set(sa.inspect(connection).get_table_names()) & set(schema.metadata.tables)):
+                raise StoreError(f"this PostgreSQL database has the table {found[0]} already; open it, or take a database of its own")
+            schema.metadata.create_all(connection, checkfirst=False)
+            now = {"application": "tether.collect", "schema_version": str(schema.SCHEMA_VERSION), "created_at": now_text()}
+            connection.execute(sa.insert(schema.meta), [{"key": key, "value": value} for key, value in now.items()])
+            write_settings(connection, settings)
+    except BaseException:
+        engine.dispose()
+        if path is not None:
+            _remove(path)
+        raise
+    if path is not None:
+        sync_folder(path.parent)
+    return engine
+
+
+def open_database(url_or_path: str | os.PathLike[str]) -> tuple[Engine, Settings]:
+    """The database and its settings. Raises StoreError for what is not there, not ours or too new."""
+    url, path = place_of(url_or_path)
+    if path is not None and not is_collection(path):
+        if not path.exists():
+            raise StoreError(f"{path}: no such file; make it with `tether collect init`")
+        raise StoreError(f"{path} is no database of judgements; expected a file made by `tether collect init`")
+    engine = connect(url)
+    try:
+        with reading(engine) as connection:
+            return engine, _settings_of(connection, shown_place(engine))
+    except BaseException:
+        engine.dispose()
+        raise
+
+
+def is_collection(path: Path) -> bool:
+    """Whether the file is a SQLite database of ours, by its first bytes."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(100)
+    except OSError:
+        return False
+    return head.startswith(_SQLITE_HEADER) and head[68:72] == APPLICATION_ID.to_bytes(4, "big")
+
+
+def write_settings(connection: Connection, settings: Settings) -> None:
+    """Replace the settings. Inside the caller's transaction."""
+    connection.execute(sa.delete(schema.meta).where(schema.meta.c.key == "settings"))
+    connection.execute(sa.insert(schema.meta).values(key="settings", value=settings.as_json()))
+
+
+def _settings_of(connection: Connection, place: str) -> Settings:
+    if schema.meta.name not in sa.inspect(connection).get_table_names():
+        raise StoreError(f"{place} is no database of judgements; make one with `tether collect init`")
+    meta: dict[str, Any] = {row.key: row.value for row in connection.execute(sa.select(schema.meta))}
+    version = int(meta.get("schema_version", 0))
+    if meta.get("application") != "tether.collect" or not version:
+        raise StoreError(f"{place} is no database of judgements, although it has the table {schema.meta.name}")
+    if version > schema.SCHEMA_VERSION:
+        raise StoreError(
+            f"{place} was written by a newer Tether (format {version}; this one knows up to {schema.SCHEMA_VERSION}); upgrade Tether"
+        )
+    return Settings.from_json(meta["settings"])
+
+
+def _remove(path: Path) -> None:
+    for name in (path, *(path.with_name(path.name + ending) for ending in ("-wal", "-shm"))):
+        name.unlink(missing_ok=True)
