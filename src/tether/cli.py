@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter
 
 from tether import __version__
+from tether.cli_collect import collect_app
 from tether.commands import COMMANDS, FLAG, Flagged
 from tether.errors import ConfigError, Interrupted, Paused, RunError, TetherError
 
@@ -35,6 +36,7 @@ app = App(
 )
 config_app = App(name="config", help="Explain configurations.")
 app.command(config_app)
+app.command(collect_app)
 
 _ConfigFile = Annotated[Path, Parameter(help="A .toml, .yaml or .json file.")]
 _Overrides = Annotated[

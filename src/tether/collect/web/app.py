@@ -1,4 +1,4 @@
-"""The routes: who is let in by the guard gets a page, an item, or has a judgement stored. Nothing here reads a file or an address that was sent.
+"""The routes: who is let in by the guard gets a page or an item, or has a judgement stored. No file or address that was sent is read.
 
     GET  /open/TOKEN       a link: a cookie for it              GET  /static/NAME       a file of the list below
     GET  /                 the page of an annotator             GET  /api/session       settings and guidelines
@@ -89,7 +89,10 @@ def build_app(office: Office, **guard: Any) -> Guard:
         DataError: _failed(office, 422, "This does not fit what is stored. Reload the page."),
         404: lambda request, error: PlainTextResponse("There is nothing here.", 404),
     }
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), office.visitors, log=office.log, **guard)
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    guarded = Guard(app, office.visitors, log=office.log, **guard)
+    app.state.punish = guarded.punish
+    return guarded
 
 
 def _bound(act: Callable[[Office, Request], Response], office: Office) -> Callable[[Request], Response]:
@@ -188,8 +191,8 @@ def _undo(office: Office, request: Request) -> Response:
     """By its id: asked twice, because the first answer was lost, it still takes back one."""
     annotator = _visitor(request, Role.ANNOTATOR).annotator
     wanted = text(read_object(request.state.body, ("judgement_id",)), "judgement_id", 64)
-    undone = office.store.undo(annotator, wanted)
-    return JSONResponse({"undone": undone is not None, **_now(office, annotator)})
+    office.store.undo(annotator, wanted)
+    return JSONResponse(_now(office, annotator))
 
 
 def _join(office: Office, request: Request) -> Response:

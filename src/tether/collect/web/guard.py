@@ -7,7 +7,6 @@ In this order: the Host is ours (403), the client asks not too often (429), the 
 from __future__ import annotations
 
 import asyncio
-import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -154,10 +153,3 @@ def _plain(status: int, text: str, headers: Mapping[str, str] | None = None) -> 
 
 def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-
-
-def log_line(event: str, **fields: object) -> None:
-    """One line of JSON on the error output: whatever a field holds, it stays in its line."""
-    import json
-
-    print(json.dumps({"event": event, **fields}, default=str), file=sys.stderr, flush=True)

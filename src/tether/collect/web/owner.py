@@ -35,7 +35,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What the page shows. ``wanted`` and ``got``: judgements of ordinary items."""
+    """What the page shows. ``wanted`` and ``got``: judgements of ordinary items; ``agreement``: (what, how much) in words."""
 
     question: str
     num_items: int
@@ -43,6 +43,7 @@ class Overview:
     got: int
     people: tuple[Person, ...]
     charts: tuple[Chart, ...]
+    agreement: tuple[tuple[str, str], ...] = ()
 
 
 def overview(store: Store) -> Overview:
@@ -52,7 +53,8 @@ def overview(store: Store) -> Overview:
         by_person.setdefault(judgement.annotator, []).append(judgement)
     states = list(store.item_states())
     names = {annotator.id: annotator.name for annotator in store.annotators()}
-    people = tuple(_person(store, who, names.get(who, who), said) for who, said in by_person.items())
+    answers = {state.item.item_id: state.item.answers for state in states}
+    people = tuple(_person(store, who, names.get(who, who), said, answers) for who, said in by_person.items())
     named = {names.get(who, who): said for who, said in by_person.items() if said}
     return Overview(
         question=store.settings.question,
@@ -64,7 +66,7 @@ def overview(store: Store) -> Overview:
     )
 
 
-def _person(store: Store, who: str, name: str, said: Sequence[Judgement]) -> Person:
+def _person(store: Store, who: str, name: str, said: Sequence[Judgement], answers: Mapping[str, tuple[str, ...]]) -> Person:
     progress = store.progress(who)
     words = [judgement for judgement in said if judgement.choice is not Choice.SKIP]
     sided = [judgement for judgement in words if judgement.choice in _PREFERENCES]
@@ -77,10 +79,15 @@ def _person(store: Store, who: str, name: str, said: Sequence[Judgement]) -> Per
         open=progress.open,
         seconds=median(seconds) if seconds else None,
         ties=equal / len(words) if words else None,
-        left=None,
+        left=sum(_left(judgement, answers) for judgement in sided) / len(sided) if sided else None,
         num_sided=len(sided),
         latest=max((judgement.made_at for judgement in said), default="")[:16].replace("T", " "),
     )
+
+
+def _left(judgement: Judgement, answers: Mapping[str, tuple[str, ...]]) -> bool:
+    first_won = judgement.choice is Choice.FIRST
+    return (judgement.shown[0] == answers[judgement.item_id][0]) is first_won
 
 
 def _charts(named: Mapping[str, Sequence[Judgement]]) -> list[Chart]:

@@ -32,7 +32,7 @@ class Visitor:
 
 @dataclass
 class Visitors:
-    """State: the links that are open and the cookies that were given. ``port`` is part of the cookies' names: cookies do not tell ports apart."""
+    """State: the links that are open and the cookies that were given. ``port`` is in the cookies' names: cookies know no ports."""
 
     port: int
     names: bool = False
@@ -41,9 +41,13 @@ class Visitors:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def link(self, visitor: Visitor) -> str:
-        """A token that works once; for guests, who share one link, as often as it is opened. An older link of the same visitor ends."""
+        """A token that works once; for guests, who share one link, as often as it is opened. Another visitor's older link ends."""
         with self._lock:
-            self._links = {token: other for token, other in self._links.items() if other != visitor}
+            earlier = [token for token, other in self._links.items() if other == visitor]
+            if earlier and visitor.role is Role.GUEST:
+                return earlier[0]
+            for token in earlier:
+                del self._links[token]
             token = fresh_token()
             self._links[token] = visitor
             return token

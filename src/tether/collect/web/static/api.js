@@ -23,7 +23,7 @@ export function freshId() {
   return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-const LATER = new Set([401, 403, 408, 429, 500, 502, 503, 504, 507]);  // the judgement is fine; the moment is not
+export const LATER = new Set([401, 403, 408, 429, 500, 502, 503, 504, 507]);  // the judgement is fine; the moment is not
 
 // Judgements leave in the order they were made. Each stays in the browser's storage until the server has acknowledged it,
 // also over a reload, and carries an id that lets the server store it once however often it is sent.

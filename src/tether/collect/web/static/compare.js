@@ -1,7 +1,7 @@
 // The page of an annotator: asks for an item, takes the choice, sends it, asks for the next.
 "use strict";
 
-import { ask, freshId, Outbox, Refused } from "./api.js";
+import { ask, freshId, LATER, Outbox, Refused } from "./api.js";
 import { Clock } from "./clock.js";
 import { bindKeys } from "./keys.js";
 import { renderMarkdown } from "./markdown.js";
@@ -22,7 +22,7 @@ const ranking = new Ranking($("ranks"), (complete, said) => {
   refresh();
 });
 
-let session, outbox, item = null, choice = null, strength = null, busy = false, view = "";
+let session, outbox, item = null, last = null, choice = null, strength = null, busy = false, view = "";
 
 function state(text, waiting) {
   $("state").textContent = text;
@@ -40,7 +40,7 @@ function show(name) {
   $({ guidelines: "guidelines-title", done: "done-title", compare: "question" }[name]).focus({ preventScroll: true });
 }
 
-// Does something on the server until it works; what goes wrong is said.
+// Asks the server until it answers, and says that it does. Raises Refused where asking again is of no use.
 async function insist(path, body) {
   for (let pause = 1000; ; pause = Math.min(2 * pause, 15_000)) {
     try {
@@ -48,6 +48,7 @@ async function insist(path, body) {
       if (!outbox?.waiting.length) state("", false);
       return answer;
     } catch (error) {
+      if (error instanceof Refused && !LATER.has(error.status)) { state("The server refused: " + error.message, true); throw error; }
       const signedOut = error instanceof Refused && error.status === 401;
       state(signedOut ? "You are signed out. Open the newest link in this browser." : "The server cannot be reached; it is tried again.", true);
       await new Promise((resolve) => setTimeout(resolve, pause));
@@ -57,13 +58,18 @@ async function insist(path, body) {
 
 async function load(said = "") {
   busy = true;
-  await outbox.flush().catch(() => {});
-  display(await insist("/api/next", {}), said);
+  try {
+    await outbox.flush().catch(() => {});
+    display(await insist("/api/next", {}), said);
+  } finally {
+    busy = false;
+    refresh();
+  }
 }
 
 function display(answer, said) {
   busy = false;
-  item = answer.item;
+  ({ item, last } = answer);
   const { judged, skipped, open } = answer.progress;
   $("progress").value = judged + open ? judged / (judged + open) : 1;
   $("count").textContent = `${judged} judged` + (skipped ? `, ${skipped} skipped` : "") + (open ? `, ${open} to go` : "");
@@ -75,7 +81,6 @@ function display(answer, said) {
   const many = item.answers.length > 2;
   $("ranking").hidden = !many;
   $("choices").hidden = many;
-  $("strength").hidden = many || !session.strengths;
   screen.show(item);
   ranking.start(many ? item.answers.length : 0);
   show("compare");
@@ -99,8 +104,10 @@ function refresh() {
     button.setAttribute("aria-pressed", String(button.dataset.strength === strength));
   }
   const skipping = choice === "skip";
+  $("dock").classList.toggle("idle", choice === null);
   $("skip").setAttribute("aria-pressed", String(skipping));
   $("reasons").hidden = !skipping;
+  $("strength").hidden = skipping || !session?.strengths || !item || item.answers.length > 2;
   $("note-field").hidden = !session?.comments || skipping;
   screen.choose(choice === "left" ? [0] : choice === "right" ? [1] : []);
   $("save").disabled = busy || !(skipping ? $("reason").value.trim() : choice === "ranked" ? ranking.complete : choice);
@@ -138,12 +145,15 @@ async function save() {
 
 async function undo() {
   if (busy) return;
+  if (!last) { state("There is nothing to undo.", false); return; }
   busy = true;
-  await outbox.flush().catch(() => {});
-  const answer = await insist("/api/undo", {});
-  busy = false;
-  if (!answer.undone) { say("There is nothing to undo."); state("There is nothing to undo.", false); return; }
-  display(answer, "Undone: the last judgement is open again. ");
+  try {
+    display(await insist("/api/undo", { judgement_id: last }), "Undone: the last judgement is open again. ");
+    state("Undone.", false);
+  } finally {
+    busy = false;
+    refresh();
+  }
 }
 
 function guidelines() {

@@ -24,7 +24,7 @@ export function bindKeys(actions, dialog) {
     list.replaceChildren(...actions.filter(([, words, , when]) => words && (!when || when())).flatMap(([key, words]) => {
       const name = document.createElement("dt");
       const hint = document.createElement("kbd");
-      hint.textContent = { Backspace: "⌫", Escape: "Esc", " ": "Space" }[key] || key;
+      hint.textContent = { ArrowDown: "↓", Backspace: "⌫", Escape: "Esc" }[key] || key;
       name.append(hint);
       const meaning = document.createElement("dd");
       meaning.textContent = words;

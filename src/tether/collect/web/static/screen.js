@@ -20,6 +20,7 @@ export class Screen {
     this.view.differences = false;
     this.panes = [];
     this.answers.classList.toggle("many", item.answers.length > 3);
+    this.answers.classList.toggle("four", item.answers.length === 4);
     this.answers.replaceChildren(...item.answers.map((_, place) => this.card(place)));
     this.draw();
     for (const pane of [...this.panes, this.prompt, this.answers]) pane.scrollTop = 0;
