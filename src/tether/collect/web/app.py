@@ -90,6 +90,7 @@ def build_app(office: Office, **guard: Any) -> Guard:
         404: lambda request, error: PlainTextResponse("There is nothing here.", 404),
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
     guarded = Guard(app, office.visitors, log=office.log, **guard)
     app.state.punish = guarded.punish
     return guarded

@@ -63,9 +63,11 @@ def serve(
 
 
 @contextmanager
-def serving(store: Store, *, port: int = 0, names: bool = False, say: Callable[[str], object] = _say, **guard: Any) -> Iterator[Office]:
-    """The same in the background, for the length of the block."""
-    server, office, listeners = _prepare(store, port, "", names, say, **guard)
+def serving(
+    store: Store, *, port: int = 0, host: str = "", names: bool = False, say: Callable[[str], object] = _say, **guard: Any
+) -> Iterator[Office]:
+    """The same in the background, for the length of the block; ``guard``: settings of ``Guard``."""
+    server, office, listeners = _prepare(store, port, host, names, say, **guard)
     thread = threading.Thread(target=server.run, kwargs={"sockets": listeners}, name="tether-collect", daemon=True)
     thread.start()
     try:

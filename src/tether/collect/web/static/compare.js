@@ -8,7 +8,7 @@ import { renderMarkdown } from "./markdown.js";
 import { letter, Ranking } from "./rank.js";
 import { Screen } from "./screen.js";
 
-const REASONS = ["I cannot judge this", "The prompt is unclear", "A text is broken or cut off", "I do not want to read this"];
+const REASONS = ["I cannot judge it", "The prompt is unclear", "A text is cut off", "It is disturbing"];
 const $ = (id) => document.getElementById(id);
 const choices = [...document.querySelectorAll("[data-choice]")];
 const strengths = [...document.querySelectorAll("[data-strength]")];
@@ -119,7 +119,7 @@ function choose(name) {
   if (choice === name && name !== "skip") { save(); return; }
   choice = name;
   refresh();
-  if (name === "skip") $("reason").focus();
+  if (name === "skip") $("reason-buttons").firstElementChild.focus();
 }
 
 function give(reason) {
@@ -179,11 +179,12 @@ const showKeys = bindKeys([
   ...[...Array(6).keys()].map((place) => [letter(place), place < 3 ? `answer ${letter(place)} is next best` : "", () => ranking.take(place), list]),
   ["=", "tied with the one above", () => ranking.tie(), list],
   ["Backspace", "take the last rank back", () => ranking.back(), list],
+  ...REASONS.map((reason, at) => [String(at + 1), `because: ${reason}`, () => give(reason), () => comparing() && choice === "skip"]),
   ["K", "skip, with a reason", () => choose("skip"), comparing],
   ["Enter", "save", () => save(), comparing],
   ["Enter", "begin", () => guidelines(), () => view === "guidelines"],
   ["Enter", "look again", () => load(), () => view === "done"],
-  ["N", "write a note (Esc leaves it)", () => { if (!$("note-field").hidden) $("note").focus(); }, comparing],
+  ["N", "write a note; Esc leaves it, Ctrl-Enter saves", () => { if (!$("note-field").hidden) $("note").focus(); }, comparing],
   ["U", "undo the last judgement", () => undo()],
   ["M", "mark differences", () => screen.toggle("differences"), comparing],
   ["S", "scroll together", () => screen.toggle("together"), comparing],
@@ -202,10 +203,12 @@ for (const button of choices) button.addEventListener("click", () => { if (choic
 for (const button of strengths) {
   button.addEventListener("click", () => { strength = strength === button.dataset.strength ? null : button.dataset.strength; refresh(); });
 }
-for (const reason of REASONS) {
+for (const [at, reason] of REASONS.entries()) {
   const button = document.createElement("button");
   button.type = "button";
-  button.textContent = reason;
+  const hint = document.createElement("kbd");
+  hint.textContent = at + 1;
+  button.append(hint, " " + reason);
   button.addEventListener("click", () => give(reason));
   $("reason-buttons").append(button);
 }

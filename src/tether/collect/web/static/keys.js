@@ -11,6 +11,7 @@ export function bindKeys(actions, dialog) {
   dialog.querySelector("#close-keys").addEventListener("click", () => dialog.close());
 
   document.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && event.target.matches("textarea")) event.target.form.requestSubmit();
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.isComposing || dialog.open) return;
     if (typing(event)) return;
     if (event.key.length === 1 && !letters.checked) return;
@@ -34,7 +35,7 @@ export function bindKeys(actions, dialog) {
   };
 }
 
-// Text boxes keep their keys, but for Escape, which leaves them, and Control-Enter; buttons and links keep Enter and Space.
+// Text boxes keep their keys, but for Escape, which leaves them; buttons and links keep Enter and Space.
 function typing(event) {
   const target = event.target;
   if (target.matches("input:not([type=checkbox]), textarea")) {
