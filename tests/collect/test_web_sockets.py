@@ -106,7 +106,7 @@ ODD = [
     (b"GET / HTTP/1.1\r\n\r\n", b"400"),
     (b"GET / HTTP/1.0\r\n\r\n", b"403"),
     (b"GET / HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nHost: evil.example\r\n\r\n", b"400"),
-    (b"GET / HTTP/9.9\r\n\r\n", b"400"),
+    (b"GET / HTTP/9.9\r\n\r\n", b"403"),
     (b"\x16\x03\x01 tls\r\n\r\n", b"400"),
     (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", b"400"),
     (b"GET /../../etc/passwd HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\n\r\n", b"401"),
@@ -151,18 +151,19 @@ def test_w10_a_head_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
         with socket.create_connection(("127.0.0.1", _port(office)), timeout=10) as connection:
             assert connection.recv(10) == b""  # said nothing
         with socket.create_connection(("127.0.0.1", _port(office)), timeout=10) as connection:
-            connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\nGET / HT")  # a second one on the same connection
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n")
             assert b"403" in connection.recv(4096)
-            assert b"".join(iter(lambda: connection.recv(4096), b"")).count(b"HTTP/1.1") <= 1
+            connection.sendall(b"GET / HT")  # a second one on the same connection
+            assert b"HTTP/1.1" not in b"".join(iter(lambda: connection.recv(4096), b""))
 
 
 def test_w10_a_body_that_takes_too_long_is_given_up(tmp_path):
     with serving(collection(tmp_path / "b.db"), say=lambda _: None, slowest_s=0.3) as office:
         port, visitor = _port(office), Visitor(Role.ANNOTATOR, office.named("Ann").id)
         cookie = office.visitors.admit(visitor).partition(";")[0]
-        own = f"Host: 127.0.0.1:{port}\r\nOrigin: http://127.0.0.1:{port}\r\nX-Tether: 1\r\nContent-Type: application/json\r\nCookie: {cookie}"
+        own = f"Host: 127.0.0.1:{port}\r\nOrigin: http://127.0.0.1:{port}\r\nX-Tether: 1\r\nCookie: {cookie}"
         with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-            connection.sendall(f"POST /api/next HTTP/1.1\r\n{own}\r\nContent-Length: 2\r\n\r\n{{".encode())
+            connection.sendall(f"POST /api/next HTTP/1.1\r\n{own}\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{{".encode())
             assert b" 408 " in connection.recv(4096)
 
 
