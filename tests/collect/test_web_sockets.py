@@ -163,7 +163,8 @@ def test_w10_a_body_that_takes_too_long_is_given_up(tmp_path):
         cookie = office.visitors.admit(visitor).partition(";")[0]
         own = f"Host: 127.0.0.1:{port}\r\nOrigin: http://127.0.0.1:{port}\r\nX-Tether: 1\r\nCookie: {cookie}"
         with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-            connection.sendall(f"POST /api/next HTTP/1.1\r\n{own}\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{{".encode())
+            head = f"POST /api/next HTTP/1.1\r\n{own}\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n"
+            connection.sendall(head.encode() + b"{")
             assert b" 408 " in connection.recv(4096)
 
 
