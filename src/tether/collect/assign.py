@@ -12,10 +12,12 @@ from tether.collect import schema
 from tether.collect.adding import GOLD, RANDOM, STRATEGY
 from tether.collect.engine import Connection
 from tether.collect.engine import sqlalchemy as sa
+from tether.collect.entries import Progress
+from tether.collect.judgement import Choice
 from tether.collect.order import share_of
 from tether.collect.settings import Settings
 
-__all__ = ["assign", "judged_by", "next_in_stream", "reserve"]
+__all__ = ["assign", "judged_by", "next_in_stream", "progress", "reserve"]
 
 _CURSORS = {RANDOM: "random_cursor", STRATEGY: "active_cursor"}
 
@@ -55,7 +57,7 @@ def judged_by(annotator_id: str) -> Any:
 def next_in_stream(stream: int, annotator_id: str, now: float, after: float | None) -> Any:
     """The query for a stream's first item that is free for the annotator, behind the place ``after``; walks the index tether_items_next."""
     items, held = schema.items, schema.reservations
-    query = sa.select(items).where(items.c.stream == stream, items.c.missing > 0, ~judged_by(annotator_id))
+    query = sa.select(items).where(items.c.stream == stream, schema.wanting, ~judged_by(annotator_id))
     if stream != GOLD:
         running = sa.select(sa.func.count()).where(
             held.c.item_id == items.c.item_id, held.c.annotator_id != annotator_id, held.c.until > now
@@ -70,6 +72,19 @@ def reserve(connection: Connection, annotator_id: str, item_id: str, until: floa
     """The annotator looks at this item and at no other."""
     connection.execute(sa.delete(schema.reservations).where(schema.reservations.c.annotator_id == annotator_id))
     connection.execute(sa.insert(schema.reservations).values(annotator_id=annotator_id, item_id=item_id, until=until))
+
+
+def progress(connection: Connection, annotator_id: str) -> Progress:
+    """See ``Store.progress``. What is open is counted from indexes: all open items less the annotator's own among them."""
+    items, mine = schema.items, schema.judgements
+    count = sa.select(sa.func.count())
+    live = (mine.c.annotator_id == annotator_id, mine.c.withdrawn_at.is_(None))
+    wanting = (items.c.stream.in_((RANDOM, STRATEGY)), schema.wanting)
+    total = connection.scalar(count.select_from(mine).where(*live)) or 0
+    skipped = connection.scalar(count.select_from(mine).where(*live, mine.c.choice == Choice.SKIP.value)) or 0
+    open_items = connection.scalar(count.select_from(items).where(*wanting)) or 0
+    done = connection.scalar(count.select_from(mine.join(items)).where(*live, *wanting)) or 0
+    return Progress(judged=total - skipped, skipped=skipped, open=open_items - done)
 
 
 def _still_wanted(connection: Connection, item: Any, annotator_id: str, now: float) -> bool:

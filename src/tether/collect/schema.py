@@ -13,7 +13,7 @@ from tether.collect.engine import sqlalchemy as sa
 
 __all__ = [
     "SCHEMA_VERSION", "annotators", "answers", "item_answers", "items", "judgements", "meta", "metadata", "prompts", "reservations",
-    "scorers", "scores",
+    "scorers", "scores", "wanting",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
@@ -71,7 +71,9 @@ items = _table(
     _text("way"),  # how ``place`` was found
     _text("chosen_by", nullable=True),  # ``way`` when the item was first shown
 )
-sa.Index("tether_items_next", items.c.stream, items.c.place, sqlite_where=items.c.missing > 0, postgresql_where=items.c.missing > 0)
+wanting = items.c.missing > sa.literal_column("0")
+"""Condition on an item: it still wants judgements. The number is spelled out: SQLite uses the index below for this very condition only."""
+sa.Index("tether_items_next", items.c.stream, items.c.place, sqlite_where=wanting, postgresql_where=wanting)
 
 item_answers = _table(
     "item_answers",

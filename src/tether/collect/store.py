@@ -14,7 +14,7 @@ from typing import Any
 
 from tether.collect import schema
 from tether.collect.adding import GOLD, Added, add_items, add_rows, answers_of_items, next_number
-from tether.collect.assign import assign, judged_by
+from tether.collect.assign import assign, progress
 from tether.collect.codec import answer_of, answer_row, check_plain, prompt_of, prompt_row, text_from_json
 from tether.collect.engine import Engine, reading, shown_place, writing
 from tether.collect.engine import sqlalchemy as sa
@@ -166,15 +166,9 @@ class Store:
 
     def progress(self, annotator: str) -> Progress:
         """How much the annotator has done and may still get."""
-        mine, items = schema.judgements, schema.items
-        live = (mine.c.annotator_id == annotator, mine.c.withdrawn_at.is_(None))
-        wanting = (items.c.stream != GOLD, items.c.missing > 0)
         with reading(self._engine) as connection:
             _annotator(connection, annotator)
-            total = connection.scalar(sa.select(sa.func.count()).select_from(mine).where(*live)) or 0
-            skipped = connection.scalar(sa.select(sa.func.count()).select_from(mine).where(*live, mine.c.choice == Choice.SKIP.value)) or 0
-            left = connection.scalar(sa.select(sa.func.count()).select_from(items).where(*wanting, ~judged_by(annotator))) or 0
-            return Progress(judged=total - skipped, skipped=skipped, open=left)
+            return progress(connection, annotator)
 
     # What was said
 
