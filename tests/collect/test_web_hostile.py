@@ -87,8 +87,8 @@ def _violations(tab: Any) -> list[str]:
 def _rich(path: Path) -> Store:
     """What the pages of the documentation show: made-up answers to made-up questions."""
     answers = (
-        "Use slicing:\n\n```python\nxs = [1, 2, 3]\nprint(xs[::-1])\n```\n\nThis makes a **new list**; the old one stays as it is. To reverse "
-        "it *in place*, call `xs.reverse()`.",
+        "Use slicing:\n\n```python\nxs = [1, 2, 3]\nprint(xs[::-1])\n```\n\nThis makes a **new list**; the old one stays as it is. To "
+        "reverse it *in place*, call `xs.reverse()`.",
         "Call `xs.reverse()`, which reverses the list *in place* and returns `None`.\n\n- It is fast.\n- It changes the list for everybody "
         "who holds it.\n\nIf you need a new list, write `list(reversed(xs))`.",
         "Lists cannot be reversed in Python.",
@@ -98,7 +98,7 @@ def _rich(path: Path) -> Store:
     for k in range(12):
         store.add_prompts([Prompt(f"q{k}", (Message("user", f"How do I reverse a list in Python? (example {k + 1})"),))])
         store.add_answers(Answer(f"q{k}a{n}", f"q{k}", text) for n, text in enumerate(answers))
-        store.add_items([Item(f"q{k}", f"q{k}", tuple(f"q{k}a{n}" for n in range(4 if k % 4 == 3 else 2)))])
+        store.add_items([Item(f"q{k}", f"q{k}", tuple(f"q{k}a{n}" for n in range(4 if k == 8 else 2)))])
     return store
 
 
@@ -109,7 +109,7 @@ def _judged(store: Store) -> None:
         who = store.add_annotator(name).id
         for k, item in enumerate(pairs[: 9 - 2 * a]):
             choice = (Choice.FIRST, Choice.SECOND, Choice.FIRST, Choice.TIE)[(k + a) % 4]
-            shown = item.answers if (k + a) % 2 else item.answers[::-1]
+            shown = item.answers if (k + a) % 3 else item.answers[::-1]
             made = f"2026-05-04T09:{10 + 3 * k + a:02}:00.000+00:00"
             store.record(Judgement(f"{a}-{k}", item.item_id, who, choice, shown, seconds=31.0 - 2 * k + 4 * a, made_at=made))
 

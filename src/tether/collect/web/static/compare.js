@@ -191,7 +191,7 @@ const showKeys = bindKeys([
   ["R", "raw text", () => screen.toggle("raw"), comparing],
   ["G", "guidelines", () => guidelines()],
   ["L", "light or dark", () => window.tetherTheme()],
-  ["Escape", "take the choice back", () => { choice = null; refresh(); if (item) $("question").focus(); }, comparing],
+  ["Escape", "take the choice back", () => { choice = null; ranking.start(ranking.order.length); $("question").focus(); }, comparing],
   ["ArrowDown", "scroll the answers", mayScroll(0.15), comparing],
   ["ArrowUp", "", mayScroll(-0.15), comparing],
   ["PageDown", "", mayScroll(0.9), comparing],
