@@ -77,6 +77,25 @@ def test_w6_hostile_texts_do_nothing(tmp_path, tab):
             assert one.page.url.startswith(office.address)
 
 
+LONG = ["*a", "**a", "_a ", "*a ", "> ", "* a\n", "1. a\n", "```\n", "[", "\\", "*(", "***a", "a\n", "`` ` ", "\u200b", "<a "]
+
+
+def test_w10_texts_are_rendered_in_linear_time(tmp_path, tab):
+    """A hundred thousand characters of each; a renderer that is not linear would run into the time limit of the page."""
+    with serving(collection(tmp_path / "a.db", 1), say=_quiet) as office:
+        ann = tab()
+        ann.page.goto(_link(office))
+        render = """async (text) => {
+          const { renderMarkdown } = await import("/static/markdown.js");
+          const box = document.createElement("div");
+          renderMarkdown(box, text);
+          return box.childNodes.length > 0;
+        }"""
+        for part in LONG:
+            assert ann.page.evaluate(render, part * (100_000 // len(part)))
+        assert ann.complaints == []
+
+
 def _violations(tab: Any) -> list[str]:
     """What axe-core finds that is serious or critical. The script is run by the debugger, which no Content-Security-Policy holds up."""
     tab.page.evaluate(AXE)
@@ -89,8 +108,8 @@ def _rich(path: Path) -> Store:
     answers = (
         "Use slicing:\n\n```python\nxs = [1, 2, 3]\nprint(xs[::-1])\n```\n\nThis makes a **new list**; the old one stays as it is. To "
         "reverse it *in place*, call `xs.reverse()`.",
-        "Call `xs.reverse()`, which reverses the list *in place* and returns `None`.\n\n- It is fast.\n- It changes the list for everybody "
-        "who holds it.\n\nIf you need a new list, write `list(reversed(xs))`.",
+        "Use slicing:\n\n```python\nxs = [1, 2, 3]\nprint(xs[::-1])\n```\n\nThis reverses the list *in place*; nothing is copied. To get a "
+        "**new list**, call `xs.reverse()`.\n\n- It is fast.\n- It works for tuples as well.",
         "Lists cannot be reversed in Python.",
         "Write a loop:\n\n```python\nout = []\nfor x in xs:\n    out.insert(0, x)\n```",
     )

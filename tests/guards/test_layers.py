@@ -18,7 +18,7 @@ TORCH_FREE = [
     "tether",
     *("tether.types", "tether.errors", "tether.config", "tether.events", "tether.records", "tether.metrics"),
     *("tether.stats", "tether.cli", "tether.progress", "tether.dryrun", "tether.report", "tether.collect"),
-    *("tether.collect.store", "tether.collect.select"),
+    *("tether.collect.store", "tether.collect.select", "tether.collect.web.server", "tether.access"),
     *("tether.trackers", "tether.watch", "tether.compare"),
     *("tether.audit", "tether.run.checks.rules", "tether.run.checks.evidence"),
     *("tether.models.fetch", "tether.models.resolve", "tether.rewards.simulated_rater"),

@@ -11,14 +11,20 @@ const DEEPEST = 6;  // lists in lists, emphasis in emphasis
 export function renderMarkdown(box, text) {
   const parts = document.createDocumentFragment();
   blocks(parts, text.replaceAll("\r\n", "\n").split("\n"), 0);
-  box.replaceChildren(parts);
+  box.replaceChildren(text.trim() ? parts : nothing());
 }
 
 // Replaces what is in `box` by the text as it was typed.
 export function renderPlain(box, text) {
   const pre = element("div", "plain");
   appendText(pre, text);
-  box.replaceChildren(pre);
+  box.replaceChildren(text.trim() ? pre : nothing());
+}
+
+function nothing() {
+  const node = element("p", "quiet");
+  node.textContent = "(empty)";
+  return node;
 }
 
 function element(name, className) {
