@@ -20,7 +20,7 @@ def serve(
     *,
     port: Annotated[int, Parameter(help="Port on 127.0.0.1 and ::1; 0 takes a free one.")] = 0,
     host: Annotated[str, Parameter(help="Another address of this machine, such as 192.168.1.20; others can then reach it.")] = "",
-    annotator: Annotated[tuple[str, ...], Parameter(negative=(), help="A name that gets a personal link; may be given several times.")] = (),
+    annotator: Annotated[tuple[str, ...], Parameter(negative=(), help="A name that gets a personal link; as often as wanted.")] = (),
     names: Annotated[bool, Parameter(negative=(), help="One link for all; whoever opens it types a name.")] = False,
 ) -> None:
     """Serve the page where people compare answers; says the links to open. Stop with Ctrl-C.

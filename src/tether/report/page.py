@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from tether.errors import RunError
@@ -29,7 +29,7 @@ from tether.report.tether_plot import tradeoffs
 from tether.report.texts import cut, held_out, training
 from tether.report.words import POLICY_COLUMNS, hashes, policy_rows, summary
 
-__all__ = ["LARGEST_PAGE", "asset", "content_policy", "render", "render_main", "render_page", "style", "write_report"]
+__all__ = ["LARGEST_PAGE", "asset", "content_policy", "fill", "render", "render_main", "render_page", "write_report"]
 
 LARGEST_PAGE = 5 * 10**6  # bytes
 
@@ -54,7 +54,7 @@ def write_report(folder: str | Path) -> Path:
 
 def render(run: RunRecord) -> str:
     """The file. Long runs show fewer texts and points, so that it stays under ``LARGEST_PAGE`` bytes."""
-    css, script = style(), asset("page.js")
+    css, script = asset("page.css"), asset("page.js")
     return render_page(run.name, render_main(run), css, script, content_policy(css, script))
 
 
@@ -107,11 +107,6 @@ def asset(name: str) -> str:
     return (resources.files("tether.report") / "templates" / name).read_text(encoding="utf-8")
 
 
-def style() -> str:
-    """The style of a report."""
-    return asset("page.css") + asset("charts.css")
-
-
 def content_policy(css: str, script: str, more: str = "") -> str:
     """Content-Security-Policy: nothing is loaded, and only our own inline style and script run; ``more`` admits more."""
 
@@ -122,10 +117,17 @@ def content_policy(css: str, script: str, more: str = "") -> str:
     return f"default-src 'none'; {own}; {more}base-uri 'none'; form-action 'none'"
 
 
+def fill(template: str, values: Mapping[str, Any], *, package: str) -> str:
+    """A template of another package with its values escaped, for pages in the manner of the report; it may import ``draw.html`` of this
+    one.
+    """
+    return _safe(_environment(package).get_template(template).render({"width": WIDTH, "height": HEIGHT, **values}))
+
+
 @cache
-def _environment() -> Environment:
+def _environment(package: str = "tether.report") -> Environment:
     return Environment(
-        loader=PackageLoader("tether.report"),
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader("tether.report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -13,7 +13,7 @@ from importlib import resources
 from urllib.parse import parse_qs, quote, urlsplit
 
 from tether.access import ALWAYS, NOTHING, cookie, cookie_header, fresh_token, host_is_known, same, welcome
-from tether.report.page import asset, content_policy, render_page, style
+from tether.report.page import asset, content_policy, render_page
 from tether.watch.live import Live
 
 __all__ = ["PATHS", "Response", "WatchApp"]
@@ -86,7 +86,7 @@ class WatchApp:
 
     def _page(self) -> Response:
         now = self.live.snapshot()
-        css, script = style(), asset("page.js") + (resources.files("tether.watch") / "live.js").read_text(encoding="utf-8")
+        css, script = asset("page.css"), asset("page.js") + (resources.files("tether.watch") / "live.js").read_text(encoding="utf-8")
         policy = content_policy(css, script, "connect-src 'self'; img-src 'self'; ")
         page = render_page(now.name, now.main, css, script, policy, live=True)
         return _response(200, page, "text/html", f"{policy}; frame-ancestors 'none'", {})

@@ -15,7 +15,6 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -31,8 +30,7 @@ from tether.collect.web.owner import overview
 from tether.collect.web.visitors import Role, Visitor, Visitors
 from tether.collect.web.wire import FIELDS, Desk
 from tether.errors import DataError, StoreConflict, StoreError, StoreFull
-from tether.report.charts import HEIGHT, WIDTH
-from tether.report.page import asset
+from tether.report.page import asset, fill
 
 __all__ = ["STATIC", "Office", "build_app"]
 
@@ -150,7 +148,7 @@ def _home(office: Office, request: Request) -> Response:
 def _owner(office: Office, request: Request) -> Response:
     _visitor(request, Role.OWNER)
     names = office.link(Visitor(Role.GUEST)) if office.visitors.names else ""
-    return _page("owner.html", width=WIDTH, height=HEIGHT, names_link=names, now=overview(office.store))
+    return _page("owner.html", names_link=names, now=overview(office.store))
 
 
 def _session(office: Office, request: Request) -> Response:
@@ -231,15 +229,9 @@ def _static(request: Request) -> Response:
 @cache
 def _file(name: str) -> str:
     if name == "charts.css":
-        return asset(name)
+        return "/* charts" + asset("page.css").partition("/* charts")[2].partition("/* end of charts */")[0]
     return (resources.files("tether.collect.web") / "static" / name).read_text(encoding="utf-8")
 
 
-@cache
-def _environment() -> Environment:
-    loader = ChoiceLoader([PackageLoader("tether.collect.web"), PackageLoader("tether.report")])
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-
-
 def _page(name: str, **values: Any) -> Response:
-    return HTMLResponse(_environment().get_template(name).render(values))
+    return HTMLResponse(fill(name, values, package="tether.collect.web"))
