@@ -146,6 +146,7 @@ def test_without_a_connection_and_with_answers_that_get_lost(tmp_path, tab):
         ann.judge("b", "b")
         assert ann.text("#count").startswith("2 judged")
         assert lost == [200]
+        assert ann.text("#state") == ""  # sent again with its id, it is no second word
     assert len(list(store.judgements())) == 2
 
 
@@ -193,10 +194,27 @@ def test_time_counts_only_while_somebody_looks(tmp_path, tab):
         ann.keys("g")
         ann.page.clock.run_for(600_000)  # ten minutes over the guidelines
         ann.keys("g")
-        ann.page.clock.run_for(3_600_000)  # an hour of nobody: the first two minutes count
+        ann.page.clock.fast_forward(3_600_000)  # the machine slept for an hour: two minutes count
         ann.judge("a", "a")
         assert not ann.page.locator("#break").is_visible()
     assert [one.seconds for one in store.judgements()] == [pytest.approx(2400, abs=9), pytest.approx(120, abs=9)]
+
+
+def test_words_that_differ_are_marked_and_no_others(tmp_path, tab):
+    texts = [("One red fox, and `one` dog.", "One grey fox and `two` dogs."), ("same", "same"), ("a b c d", "")]
+    with serving(collection(tmp_path / "a.db", texts), say=_quiet) as office:
+        ann, found = tab(), {}
+        ann.page.goto(_link(office))
+        ann.page.locator("#compare").wait_for()
+        for _ in texts:
+            ann.keys("m")
+            for card in ann.page.locator(".answer").all():
+                found[card.locator(".text").inner_text()] = card.locator("mark").all_inner_texts()
+            ann.judge("t", "t")
+    assert found == {
+        "One red fox, and one dog.": ["red", ",", "one", "dog"], "One grey fox and two dogs.": ["grey", "two", "dogs"],
+        "same": [], "a b c d": ["a b c d"], "(empty)": [],
+    }  # fmt: skip
 
 
 def test_views_and_the_single_letter_switch(tmp_path, tab):

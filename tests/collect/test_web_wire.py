@@ -160,6 +160,14 @@ def test_the_owner_sees_who_did_how_much(tmp_path):
     assert made["link"] not in page
 
 
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", '1, "a": 2', "[" * 10_000])
+def test_what_is_json_to_python_alone_is_refused(value):
+    assert read_object(b'{"a": 1e3}', ("a",)) == {"a": 1000.0}
+    with pytest.raises(BadBody) as refused:
+        read_object(f'{{"a": {value}}}'.encode(), ("a",))
+    assert refused.value.status == 400
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass"))))
 def test_any_bytes_are_an_object_or_a_clean_refusal(body: bytes):

@@ -7,7 +7,7 @@ function words(box) {
   const walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT);
   const found = [];
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
-    if (node.parentNode.className === "language") continue;  // our heading of a code block
+    if (node.parentNode.matches(".language, .quiet")) continue;  // our words: the name of a language, "(empty)"
     for (const word of node.data.matchAll(/[\p{L}\p{N}\p{M}'’_-]+|[^\s\p{L}\p{N}]/gu)) {
       found.push({ node, start: word.index, end: word.index + word[0].length, text: word[0] });
     }
