@@ -238,6 +238,7 @@ def test_w7_content_types_and_nothing_inline(desk):
         answer = browser.get(f"/static/{name}")
         assert (answer.status_code, answer.headers["Content-Type"].partition(";")[0]) == (200, kind)
         assert "://" not in answer.text.replace("http://www.w3.org/2000/svg", "")
+        assert len(answer.text.splitlines()) <= 350
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser", answer.text)
     for template in (WEB / "templates").glob("*.html"):
         text = template.read_text(encoding="utf-8")

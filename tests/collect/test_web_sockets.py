@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from web_tools import MODEL, collection
 
+from tether.cli import main
 from tether.collect.web import server
 from tether.collect.web.app import Office
 from tether.collect.web.limits import Guesses
@@ -90,6 +91,14 @@ def test_w1_a_host_is_one_address(tmp_path, host):
     collection(tmp_path / "b.db").close()
     with pytest.raises(ConfigError, match="one address of this machine"):
         serve(str(tmp_path / "b.db"), host=host)
+
+
+def test_the_command_says_what_is_wrong(tmp_path, capsys):
+    assert main(["collect", "serve", "x.db", "--port", "70000"]) == 2
+    assert main(["collect", "serve", str(tmp_path / "nothing.db")]) == 1
+    told = capsys.readouterr().err
+    assert "--port 70000: expected a number from 0 (a free port) to 65535" in told
+    assert "nothing.db" in told
 
 
 def test_no_database_and_a_taken_port_are_errors(office, tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from web_tools import MODEL, Desktop, collection, judgement, next_item, post
 
-from tether.collect.judgement import Choice, Strength
+from tether.collect.judgement import Choice, Item, Strength
 from tether.collect.web.body import BadBody, read_object
 from tether.collect.web.owner import overview
 from tether.collect.web.visitors import Role
@@ -34,6 +34,23 @@ def test_nothing_on_the_wire_tells_where_an_answer_is_from(tmp_path):
     ids = [answer for item in items for answer in item["shown"]]
     assert len(set(ids)) == 24  # an answer has another id for each annotator: two of them find nothing out by comparing
     assert {frozenset(item) for item in items} == {frozenset({"item", "prompt", "answers", "shown"})}
+
+
+def test_a_test_question_looks_like_any_other(tmp_path):
+    """The counts go on in the same way: what is left is told as a share."""
+    desk = Desktop(collection(tmp_path / "a.db", 4, gold_share=0.99))
+    known = Item("gold", "p0", (f"{MODEL}-0-1", f"{MODEL}-0-0"), Choice.SECOND)
+    desk.store.add_items([known])
+    browser, seen = desk.annotator(), []
+    for _ in range(5):
+        answer = post(browser, "/api/next").json()
+        seen.append(answer["progress"])
+        post(browser, "/api/judgements", judgement(answer["item"]))
+    assert "gold" in {one.item_id for one in desk.store.judgements()}
+    assert [set(progress) for progress in seen] == [{"judged", "skipped", "share"}] * 5
+    shares = [progress["share"] for progress in seen]
+    assert shares == sorted(set(shares))
+    assert [progress["judged"] for progress in seen] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -166,10 +166,11 @@ def _session(office: Office, request: Request) -> Response:
 
 
 def _now(office: Office, annotator: str) -> dict[str, Any]:
-    """What the page shows next."""
+    """What the page shows next. How many ordinary items are left is told as a share: the count would stand still on a test question."""
     item = office.desk.show(annotator, office.store.next_item(annotator))
     progress, newest = office.store.progress(annotator), office.store.history(annotator, 1)
-    counts = {"judged": progress.judged, "skipped": progress.skipped, "open": progress.open}
+    share = round(progress.judged / max(progress.judged + progress.open, 1), 2)
+    counts = {"judged": progress.judged, "skipped": progress.skipped, "share": share}
     return {"item": item, "progress": counts, "last": newest[0].judgement_id if newest else None}
 
 

@@ -70,9 +70,9 @@ async function load(said = "") {
 function display(answer, said) {
   busy = false;
   ({ item, last } = answer);
-  const { judged, skipped, open } = answer.progress;
-  $("progress").value = judged + open ? judged / (judged + open) : 1;
-  $("count").textContent = `${judged} judged` + (skipped ? `, ${skipped} skipped` : "") + (open ? `, ${open} to go` : "");
+  const { judged, skipped, share } = answer.progress;
+  $("progress").value = share;
+  $("count").textContent = `${judged} judged` + (skipped ? `, ${skipped} skipped` : "");
   choice = strength = null;
   $("note").value = $("reason").value = "";
   clock.restart();

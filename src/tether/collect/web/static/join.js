@@ -15,4 +15,5 @@ form.addEventListener("submit", async (event) => {
     problem.textContent = error.status ? error.message : "The server cannot be reached. Try again.";
   }
 });
+form.querySelector("[type=submit]").disabled = false;  // before, the form would send itself
 document.getElementById("name").focus();

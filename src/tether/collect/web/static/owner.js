@@ -22,6 +22,7 @@ $("invite").addEventListener("submit", (event) => {
   event.preventDefault();
   invite($("name").value);
 });
+$("invite").querySelector("[type=submit]").disabled = false;  // before, the form would send itself
 for (const button of document.querySelectorAll("[data-name]")) button.addEventListener("click", () => invite(button.dataset.name));
 $("copy").addEventListener("click", async () => {
   try {
