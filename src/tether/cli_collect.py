@@ -1,34 +1,227 @@
-"""``tether collect``: people compare answers. Registered in ``tether.cli``; as there, commands import what is heavy."""
+"""The commands `tether collect ...`: a database where people compare answers. Heavy modules are imported by the command that needs them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from tether.errors import ConfigError
-
 __all__ = ["collect_app"]
 
-collect_app = App(name="collect", help="People compare answers: a database, a page, and what the judgements are worth.")
+_FLAG = Parameter(negative=())
+_Database = Annotated[str, Parameter(name="DATABASE", help="A SQLite file, or a postgresql:// URL.")]
+
+collect_app = App(name="collect", help="Collect what people say of answers, in a database.", help_format="plaintext")
+
+
+@collect_app.command
+def init(
+    database: _Database,
+    /,
+    *,
+    question: Annotated[str, Parameter(help="What annotators are asked.")] = "Which answer is better?",
+    guidelines: Annotated[Path | None, Parameter(help="Markdown file with the guidelines.")] = None,
+    no_strengths: Annotated[bool, _FLAG, Parameter(help="Do not ask how much better.")] = False,
+    no_comments: Annotated[bool, _FLAG, Parameter(help="Do not offer a comment.")] = False,
+    overlap: Annotated[float, Parameter(help="Share of the items that several annotators judge.")] = 0.2,
+    judgements_per_overlap_item: Annotated[int, Parameter(help="How many judge such an item.")] = 2,
+    gold_share: Annotated[float, Parameter(help="Share of the turns that are test questions, where there are any.")] = 0.05,
+    strategy: Annotated[Literal["random", "uncertainty", "disagreement"], Parameter(help="Which item comes next.")] = "random",
+    random_share: Annotated[float, Parameter(help="Share of the items that no strategy touches.")] = 0.2,
+    stratified: Annotated[bool, _FLAG, Parameter(help="Go round the prompts.")] = False,
+    break_after_minutes: Annotated[int | None, Parameter(help="When the page proposes a break.")] = 30,
+    held_out_share: Annotated[float, Parameter(help="Share of the prompts kept for evaluation.")] = 0.1,
+    seed: Annotated[int, Parameter(help="Of every draw: sides, overlap, held-out prompts.")] = 0,
+) -> None:
+    """Make a new database. Example: tether collect init answers.db --overlap 0.3"""
+    from tether.collect.settings import Settings, Strategy
+    from tether.collect.store import Store
+
+    settings = Settings(
+        question=question,
+        guidelines="" if guidelines is None else _read(guidelines),
+        strengths=not no_strengths,
+        comments=not no_comments,
+        overlap=overlap,
+        judgements_per_overlap_item=judgements_per_overlap_item,
+        gold_share=gold_share,
+        strategy=Strategy(strategy),
+        random_share=random_share,
+        stratified=stratified,
+        break_after_minutes=break_after_minutes,
+        seed=seed,
+        held_out_share=held_out_share,
+    )
+    with Store.create(database, settings) as store:
+        print(store.place)
+
+
+@collect_app.command(name="import")
+def import_(
+    database: _Database,
+    file: Annotated[Path, Parameter(name="FILE", help="A .jsonl, .json, .parquet or .csv file.")],
+    /,
+    *,
+    format: Annotated[
+        Literal["trl", "hh", "ratings", "argilla", "label-studio", "prompts"],
+        Parameter(help="trl: prompt, chosen, rejected. hh: transcripts. ratings: rated completions. prompts: to draw answers to."),
+    ] = "trl",
+    pairs: Annotated[Literal["ranking", "best_worst", "all"], Parameter(help="ratings: all answers, or pairs.")] = "ranking",
+    question: Annotated[str, Parameter(help="argilla: the ranking or label question.")] = "",
+    prompt_field: Annotated[str, Parameter(help="argilla, label-studio: field of the prompt.")] = "",
+    answer_field: Annotated[tuple[str, ...], Parameter(help="argilla, label-studio: field of an answer; repeat it.", negative=())] = (),
+    annotator: Annotated[str, Parameter(help="trl, hh, ratings: whose judgements these are.")] = "import",
+    unjudged: Annotated[bool, _FLAG, Parameter(help="Take prompts, answers and items alone, to be judged anew.")] = False,
+) -> None:
+    """Take preference data into the database; a file that is imported twice adds nothing the second time."""
+    from tether.collect.exchange import formats, tools
+    from tether.collect.exchange.imported import import_file, import_prompts
+    from tether.collect.store import Store
+
+    with Store.open(database) as store:
+        if format == "prompts":
+            added = import_prompts(store, file)
+            print(f"{added.new} prompts added; {added.known} were there already")
+            return
+        parsers = {
+            "trl": lambda: formats.trl(annotator),
+            "hh": lambda: formats.hh(annotator),
+            "ratings": lambda: formats.ratings(pairs, annotator),
+            "argilla": lambda: tools.argilla(question, prompt_field, answer_field),
+            "label-studio": lambda: tools.label_studio(prompt_field, answer_field),
+        }
+        print(import_file(store, file, parsers[format](), judged=not unjudged))
+
+
+@collect_app.command
+def export(
+    database: _Database,
+    file: Annotated[Path, Parameter(name="FILE", help="A .jsonl, .parquet or .csv file to write.")],
+    /,
+    *,
+    split: Annotated[Literal["train", "held_out", "all"], Parameter(help="Items of which prompts.")] = "train",
+    ties: Annotated[Literal["leave_out", "both_orders"], Parameter(help="No row, or two rows with soft label 0.5.")] = "leave_out",
+    both_bad: Annotated[Literal["leave_out", "as_tie"], Parameter(help="Pairs that more than half call both bad.")] = "leave_out",
+    margin: Annotated[Literal["none", "strength"], Parameter(help="Margin 0, or the mean strength.")] = "none",
+    slight: Annotated[float, Parameter(help="Margin of slightly better.")] = 1.0,
+    much: Annotated[float, Parameter(help="Margin of much better.")] = 2.0,
+    min_agreement: Annotated[float, Parameter(help="Leave out pairs with a smaller share of votes for the chosen answer.")] = 0.0,
+    gold: Annotated[bool, _FLAG, Parameter(help="Test questions too.")] = False,
+    without: Annotated[tuple[str, ...], Parameter(help="Id of an annotator whose word does not count.", negative=())] = (),
+    form: Annotated[Literal["auto", "plain", "conversational"], Parameter(help="Strings or messages.")] = "auto",
+) -> None:
+    """Write comparisons in TRL's preference format, and say what was left out. Example: tether collect export answers.db pairs.jsonl"""
+    from tether.collect.exchange.export import export_file
+    from tether.collect.exchange.rule import Rule
+    from tether.collect.store import Store
+
+    rule = Rule(split, ties, both_bad, margin, slight, much, min_agreement, gold, without)
+    with Store.open(database) as store:
+        print(export_file(store, file, rule, form))
+
+
+@collect_app.command
+def dump(database: _Database, file: Annotated[Path, Parameter(name="FILE", help="A JSONL file to write.")], /) -> None:
+    """Write the whole database to one file, without loss."""
+    from tether.collect.exchange.dump import dump as dump_store
+    from tether.collect.store import Store
+
+    with Store.open(database) as store:
+        counts = dump_store(store, file)
+    print(", ".join(f"{count} {name}" for name, count in counts.items() if count))
+
+
+@collect_app.command
+def load(database: _Database, file: Annotated[Path, Parameter(name="FILE", help="A file of `tether collect dump`.")], /) -> None:
+    """Make a new database from a dump; it may be of the other kind."""
+    from tether.collect.exchange.dump import load as load_dump
+
+    with load_dump(database, file) as store:
+        print(store.place)
+
+
+@collect_app.command
+def annotators(
+    database: _Database, /, *, add: Annotated[tuple[str, ...], Parameter(help="Name of a new annotator.", negative=())] = ()
+) -> None:
+    """List the annotators with what they have done; add new ones."""
+    from tether.collect.store import Store
+
+    with Store.open(database) as store:
+        for name in add:
+            store.add_annotator(name)
+        for one in store.annotators():
+            done = store.progress(one.id)
+            print(f"{one.id}  {one.name}  judged {done.judged}, skipped {done.skipped}, open {done.open}")
+
+
+@collect_app.command
+def generate(
+    database: _Database,
+    /,
+    *models: Annotated[str, Parameter(name="MODEL", help="Model folder, hub id, smollm2, tiny, a run or a checkpoint of a run.")],
+    temperature: Annotated[tuple[float, ...], Parameter(help="Temperature; several give answers at each.", negative=())] = (1.0,),
+    samples: Annotated[int, Parameter(help="Answers per prompt, model and temperature.")] = 2,
+    max_new_tokens: Annotated[int, Parameter(help="Token budget of an answer.")] = 256,
+    pairs: Annotated[int, Parameter(help="Items per prompt, drawn from the new answers; 0 makes none.")] = 1,
+    limit: Annotated[int | None, Parameter(help="Only the first so many prompts of the database.")] = None,
+    seed: Annotated[int, Parameter(help="Of the answers and of the pairs.")] = 0,
+) -> None:
+    """Draw answers to the prompts of the database, with where each comes from, and make items of them.
+
+    Example: tether collect generate answers.db runs/a/sft smollm2 --temperature 0.7 --temperature 1.0
+    """
+    from tether.run.collect_generate import GenerateRequest, generate_answers
+
+    request = GenerateRequest(models, temperature, samples, max_new_tokens, pairs, limit, seed)
+    print(generate_answers(database, request, say=lambda text: print(text, file=sys.stderr)))
+
+
+@collect_app.command
+def score(
+    database: _Database,
+    /,
+    *reward_models: Annotated[str, Parameter(name="REWARD_MODEL", help="Folder of a reward model; several are an ensemble.")],
+) -> None:
+    """Score every answer with reward models, for the strategies uncertainty and disagreement."""
+    from tether.run.collect_score import score_answers
+
+    for line in score_answers(database, reward_models):
+        print(line)
 
 
 @collect_app.command
 def serve(
-    database: Annotated[str, Parameter(name="DB", help="The database: a SQLite file or a postgresql:// URL.")],
+    database: _Database,
     /,
     *,
     port: Annotated[int, Parameter(help="Port on 127.0.0.1 and ::1; 0 takes a free one.")] = 0,
     host: Annotated[str, Parameter(help="Another address of this machine, such as 192.168.1.20; others can then reach it.")] = "",
-    annotator: Annotated[tuple[str, ...], Parameter(negative=(), help="A name that gets a personal link; as often as wanted.")] = (),
-    names: Annotated[bool, Parameter(negative=(), help="One link for all; whoever opens it types a name.")] = False,
+    annotator: Annotated[tuple[str, ...], Parameter(help="A name that gets a personal link; repeat it.", negative=())] = (),
+    names: Annotated[bool, _FLAG, Parameter(help="One link for all; whoever opens it types a name.")] = False,
 ) -> None:
     """Serve the page where people compare answers; says the links to open. Stop with Ctrl-C.
 
     Example: tether collect serve answers.db --annotator Ann --annotator Ben
     """
+    from tether.errors import ConfigError
+
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port {port}: expected a number from 0 (a free port) to 65535")
     from tether.collect.web.server import serve as serve_page
 
     serve_page(database, port=port, host=host, annotators=annotator, names=names)
+
+
+def _read(path: Path) -> str:
+    from tether.errors import ConfigError
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--guidelines {path}: cannot be read as UTF-8 text ({error})") from error
+
+
+# The commands of tether.collect.stats are registered below this line.

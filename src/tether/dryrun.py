@@ -9,10 +9,11 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from tether.collect.recognise import is_database
 from tether.config import (
     OFF,
     ChecksConfig,
@@ -28,10 +29,13 @@ from tether.config import (
     SFTConfig,
     is_switchable,
 )
-from tether.data.load import load_comparisons, load_demonstrations, load_feedback, load_prompts
+from tether.data.load import load_prompts
 from tether.errors import ModelError, TetherError
+from tether.run.sources import load_comparisons, load_demonstrations, load_feedback
 
 __all__ = ["NOT_READY", "Origin", "parameter_count", "plan_lines", "render"]
+
+Source = TypeVar("Source", bound=DataSource)
 
 NOT_READY = "NOT READY"
 """Marks a line of the plan that names something missing."""
@@ -233,10 +237,10 @@ def _rows_text(source: DataSource, noun: str, rows: int | None = None) -> str:
     )
 
 
-def _count_rows(source: DataSource, read: Callable[[DataSource], Sequence[object]]) -> int | None:
+def _count_rows(source: Source, read: Callable[[Source], Sequence[object]]) -> int | None:
     """Rows of local or bundled data, each looked at; None for a hub id, which a dry run does not download."""
     path = source.path
-    local = path.startswith("tether:") or Path(path).exists() or Path(path).suffix in {".jsonl", ".parquet"}
+    local = path.startswith("tether:") or Path(path).exists() or Path(path).suffix in {".jsonl", ".parquet"} or is_database(path)
     if not local:
         return None
     return len(read(source))

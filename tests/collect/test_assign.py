@@ -34,8 +34,8 @@ def test_an_item_wants_as_many_judgements_as_its_overlap(tmp_path):
     with small_store(tmp_path / "x.db", num_items=20, overlap=0.5, judgements_per_overlap_item=2, gold_share=0.0) as store:
         store.add_annotator("Bo")
         store.add_annotator("Cy")
-        done = {annotator: 0 for annotator in ("a1", "a2", "a3")}
-        while any([_judge_one(store, annotator, done) for annotator in done]):
+        done = dict.fromkeys(("a1", "a2", "a3"), 0)
+        while sum(_judge_one(store, annotator, done) for annotator in done):  # in turns, until none gets anything
             pass
         states = list(store.item_states())
     assert all(state.judged == state.wanted for state in states)
@@ -110,10 +110,10 @@ def test_the_strategy_leaves_the_random_share_alone(tmp_path):
 
 
 def test_new_scores_change_what_comes_next(tmp_path):
-    with small_store(tmp_path / "x.db", num_items=50, strategy=Strategy.UNCERTAINTY, random_share=0.0, overlap=0.0, gold_share=0.0) as store:
-        for first, sure in ((7, False), (31, True)):
-            scores = {f"a{i}.{k}": 5.0 * k if sure == (i != first) else 0.0 for i in range(50) for k in (0, 1)}
-            store.set_scores("rm", {name: (0.0 if name.startswith(f"a{first}.") else 5.0 * int(name[-1])) for name in scores})
+    settings = {"strategy": Strategy.UNCERTAINTY, "random_share": 0.0, "overlap": 0.0, "gold_share": 0.0}
+    with small_store(tmp_path / "x.db", num_items=50, **settings) as store:
+        for first in (7, 31):  # the only item whose answers score alike
+            store.set_scores("rm", {f"a{i}.{k}": 5.0 * k * (i != first) for i in range(50) for k in (0, 1)})
             shown = store.next_item("a1")
             assert shown.item.item_id == f"i{first}"
             store.record(said(shown))
@@ -167,9 +167,9 @@ def test_the_recorded_order_is_the_displayed_one(tmp_path):
 
 @pytest.mark.parametrize("stream", [GOLD, RANDOM, STRATEGY])
 def test_the_search_walks_indexes_and_sorts_nothing(tmp_path, stream):
-    with small_store(tmp_path / "x.db") as store, reading(store._engine) as connection:
+    with small_store(tmp_path / "x.db") as store, reading(store.engine) as connection:
         for after in (None, 0.5):
-            query = assign.next_in_stream(stream, "a1", 0.0, after).compile(dialect=store._engine.dialect)
+            query = assign.next_in_stream(stream, "a1", 0.0, after).compile(dialect=store.engine.dialect)
             values = tuple(query.params[name] for name in query.positiontup)
             plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values)]
             assert plan[0].startswith("SEARCH tether_items USING INDEX tether_items_next (stream=?")
@@ -177,9 +177,9 @@ def test_the_search_walks_indexes_and_sorts_nothing(tmp_path, stream):
 
 
 def test_progress_counts_from_indexes(tmp_path):
-    with small_store(tmp_path / "x.db") as store, reading(store._engine) as connection:
+    with small_store(tmp_path / "x.db") as store, reading(store.engine) as connection:
         seen = []
-        sa.event.listen(store._engine, "before_cursor_execute", lambda _c, _r, text, values, *_: seen.append((text, values)))
+        sa.event.listen(store.engine, "before_cursor_execute", lambda _c, _r, text, values, *_: seen.append((text, values)))
         assign.progress(connection, "a1")
         for text, values in list(seen):
             plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values)]

@@ -33,8 +33,9 @@ def test_a_file_is_private_and_opens_with_its_settings(tmp_path):
 
 
 def test_sqlite_syncs_every_commit_and_keeps_references(tmp_path):
-    with small_store(tmp_path / "x.db") as store, store._engine.connect() as connection:
-        told = {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")}
+    names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+    with small_store(tmp_path / "x.db") as store, store.engine.connect() as connection:
+        told = {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in names}
     assert told == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 30_000}
 
 
@@ -113,7 +114,7 @@ def test_adding_again_adds_nothing_and_another_content_is_refused(tmp_path):
             store.add_answers([Answer("z", "none", "text")])
         with pytest.raises(DataError, match="item_id 'i0' comes twice with other answers"):
             store.add_items([Item("i0", "p0", ("a0.1", "a0.0"))])
-        with pytest.raises(DataError, match="its answer 'a1.0' answers the prompt 'p1'"):
+        with pytest.raises(DataError, match=r"its answer 'a1\.0' answers the prompt 'p1'"):
             store.add_items([Item("odd", "p0", ("a0.0", "a1.0"))])
         with pytest.raises(DataError, match="two or more different answers"):
             store.add_items([Item("odd", "p0", ("a0.0", "a0.0"))])
@@ -198,17 +199,26 @@ def test_a_full_disk_says_so_and_loses_nothing(tmp_path):
     path = tmp_path / "x.db"
     with small_store(path, num_items=300, overlap=0.0) as store:
         # The limit is a property of a connection, so it is set on each one that the pool opens.
-        sa.event.listen(store._engine, "checkout", lambda connection, *_: connection.execute("PRAGMA max_page_count = 60").close())
-        acknowledged = []
-        with pytest.raises(StoreFull, match="no space is left"):
-            for number in range(300):
-                judgement = Judgement(f"j{number}", f"i{number}", "a1", Choice.FIRST, (f"a{number}.0", f"a{number}.1"), comment="long " * 200)
-                acknowledged.append(store.record(judgement))
+        sa.event.listen(store.engine, "checkout", lambda connection, *_: connection.execute("PRAGMA max_page_count = 60").close())
+        acknowledged, judgement = _record_until_full(store)
         assert acknowledged
         assert list(store.judgements()) == acknowledged
     with Store.open(path) as store:  # room again: the one that failed is stored at once
         assert store.record(judgement).judgement_id == judgement.judgement_id
         assert len(list(store.judgements())) == len(acknowledged) + 1
+
+
+def _record_until_full(store):
+    """(what was acknowledged, the judgement that was not)"""
+    acknowledged = []
+    for i in range(300):
+        judgement = Judgement(f"j{i}", f"i{i}", "a1", Choice.FIRST, (f"a{i}.0", f"a{i}.1"), comment="long " * 200)
+        try:
+            acknowledged.append(store.record(judgement))
+        except StoreFull as error:
+            assert "no space is left" in str(error)  # noqa: PT017  the loop is what is tested
+            return acknowledged, judgement
+    raise AssertionError("300 judgements found room")
 
 
 def test_scores_must_be_numbers_of_stored_answers(tmp_path):

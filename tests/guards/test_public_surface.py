@@ -23,7 +23,7 @@ OPTIONS = {
     "run": ["--accept-changes", "--dry-run", "--fresh", "--model", "--quiet", "CONFIG", "OVERRIDES"],
     "resume": ["--accept-changes", "--acknowledge", "--quiet", "RUN"],
     "watch": ["--port", "RUN"],
-    "collect serve": ["--annotator", "--host", "--names", "--port", "DB"],
+    "collect serve": ["--annotator", "--host", "--names", "--port", "DATABASE"],
     "evaluate": [
         "--against", "--config", "--json", "--judge", "--limit", "--max-new-tokens", "--num-seeds", "--output", "--prompts", "--reference",
         "--reward-model", "--samples", "--score", "--score-param", "--seed", "--temperature", "MODEL",
@@ -37,6 +37,22 @@ OPTIONS = {
     "lab": ["--[KEYWORD]", "--json", "--plot", "NAME"],
     "config show": ["CONFIG", "OVERRIDES"],
     "config schema": [],
+    "collect init": [
+        "--break-after-minutes", "--gold-share", "--guidelines", "--held-out-share", "--judgements-per-overlap-item", "--no-comments",
+        "--no-strengths", "--overlap", "--question", "--random-share", "--seed", "--strategy", "--stratified", "DATABASE",
+    ],
+    "collect import": [
+        "--annotator", "--answer-field", "--format", "--pairs", "--prompt-field", "--question", "--unjudged", "DATABASE", "FILE",
+    ],
+    "collect export": [
+        "--both-bad", "--form", "--gold", "--margin", "--min-agreement", "--much", "--slight", "--split", "--ties", "--without",
+        "DATABASE", "FILE",
+    ],
+    "collect dump": ["DATABASE", "FILE"],
+    "collect load": ["DATABASE", "FILE"],
+    "collect annotators": ["--add", "DATABASE"],
+    "collect generate": ["--limit", "--max-new-tokens", "--pairs", "--samples", "--seed", "--temperature", "DATABASE", "MODEL"],
+    "collect score": ["DATABASE", "REWARD_MODEL"],
     "metrics": [],
     "report": ["RUN"],
 }

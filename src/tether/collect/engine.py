@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tether.collect.recognise import APPLICATION_ID, POSTGRES
 from tether.errors import StoreError, StoreFull
 
 try:
@@ -23,9 +24,7 @@ __all__ = ["Connection", "Engine", "connect", "make_file", "place_of", "reading"
 Connection = sqlalchemy.Connection
 Engine = sqlalchemy.Engine
 
-APPLICATION_ID = 0x74657468  # "teth": what `file` and PRAGMA application_id say of a SQLite database of ours
 BUSY_TIMEOUT_S = 30  # how long a writer waits for another one; a write takes milliseconds
-_POSTGRES = ("postgresql://", "postgres://", "postgresql+psycopg://")
 _WRITE_LOCK = 0x74657468  # one writer at a time on PostgreSQL too; the lock ends with its transaction
 
 
@@ -35,7 +34,7 @@ def place_of(url_or_path: str | os.PathLike[str]) -> tuple[str, Path | None]:
     Raises StoreError for another kind of URL.
     """
     text = os.fspath(url_or_path)
-    if text.startswith(_POSTGRES):
+    if text.startswith(POSTGRES):
         return "postgresql+psycopg://" + text.partition("://")[2], None
     if text.startswith("sqlite:///"):
         text = text.removeprefix("sqlite:///")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from tether.collect import schema
-from tether.collect.adding import GOLD, answers_of_items, next_number
+from tether.collect.adding import GOLD, answers_of_items, chunks, known_ids, next_number
 from tether.collect.assign import reserve
 from tether.collect.codec import judgement_of, judgement_row
 from tether.collect.engine import Connection
@@ -16,7 +17,7 @@ from tether.collect.engine import sqlalchemy as sa
 from tether.collect.judgement import Choice, Item, Judgement
 from tether.errors import DataError, StoreConflict
 
-__all__ = ["history", "judgements_of", "now_text", "record", "undo"]
+__all__ = ["history", "judgements_of", "now_text", "record_all", "undo"]
 
 _TABLE = schema.judgements
 _LIVE = _TABLE.c.withdrawn_at.is_(None)
@@ -27,20 +28,51 @@ def now_text() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def record(connection: Connection, judgement: Judgement) -> Judgement:
-    """See ``Store.record``."""
-    stored = connection.execute(sa.select(_TABLE).where(_TABLE.c.judgement_id == judgement.judgement_id)).first()
-    if stored is not None:
-        return _same(judgement_of(stored), judgement)
-    item = _checked_item(connection, judgement)
-    _refuse_second_word(connection, judgement)
-    made = judgement if judgement.made_at else replace(judgement, made_at=now_text())
-    connection.execute(sa.insert(_TABLE).values(**judgement_row(made), number=next_number(connection, _TABLE)))
-    if made.withdrawn_at is None:
-        _count(connection, item, made.choice, -1)
-        held = schema.reservations
-        connection.execute(sa.delete(held).where(held.c.annotator_id == made.annotator, held.c.item_id == made.item_id))
-    return made
+def record_all(connection: Connection, judgements: Sequence[Judgement]) -> list[Judgement]:
+    """See ``Store.record_all``. Five statements per 500 judgements."""
+    return [stored for chunk in chunks(judgements) for stored in _record_chunk(connection, chunk)]
+
+
+def _record_chunk(connection: Connection, judgements: Sequence[Judgement]) -> list[Judgement]:
+    known = {row.judgement_id: judgement_of(row) for row in _rows(connection, _TABLE.c.judgement_id, [j.judgement_id for j in judgements])}
+    items = {row.item_id: row for row in _rows(connection, schema.items.c.item_id, {j.item_id for j in judgements})}
+    answers = answers_of_items(connection, items)
+    who = known_ids(connection, schema.annotators.c.annotator_id, {j.annotator for j in judgements})
+    live = {
+        (row.item_id, row.annotator_id): row.judgement_id
+        for row in _rows(connection, _TABLE.c.item_id, list(items), _LIVE, _TABLE.c.annotator_id.in_(who))
+    }
+    now, fresh, stored = now_text(), [], []
+    for judgement in judgements:
+        if judgement.judgement_id in known:
+            stored.append(_same(known[judgement.judgement_id], judgement))
+            continue
+        _check(judgement, items, answers, who)
+        made = judgement if judgement.made_at else replace(judgement, made_at=now)
+        if made.withdrawn_at is None:
+            _refuse_second_word(made, live)
+        fresh.append(made)
+        stored.append(made)
+        known[made.judgement_id] = made
+    if fresh:
+        _insert(connection, fresh, items)
+    return stored
+
+
+def _rows(connection: Connection, column: Any, values: Collection[str], *conditions: Any) -> Any:
+    return connection.execute(sa.select(column.table).where(column.in_(list(values)), *conditions)).all()
+
+
+def _insert(connection: Connection, judgements: Sequence[Judgement], items: Mapping[str, Any]) -> None:
+    number = next_number(connection, _TABLE)
+    connection.execute(sa.insert(_TABLE), [judgement_row(one) | {"number": number + at} for at, one in enumerate(judgements)])
+    live = [one for one in judgements if one.withdrawn_at is None]
+    for item_id, count in Counter(one.item_id for one in live if one.choice is not Choice.SKIP).items():
+        _count(connection, items[item_id], -count)
+    held = schema.reservations
+    ended = sa.delete(held).where(held.c.annotator_id == sa.bindparam("who"), held.c.item_id == sa.bindparam("what"))
+    if live:
+        connection.execute(ended, [{"who": one.annotator, "what": one.item_id} for one in live])
 
 
 def undo(connection: Connection, annotator: str, judgement_id: str | None, reserved_until: float) -> Judgement | None:
@@ -62,7 +94,8 @@ def undo(connection: Connection, annotator: str, judgement_id: str | None, reser
     change = sa.update(_TABLE).where(_TABLE.c.judgement_id == found.judgement_id)
     connection.execute(change.values(withdrawn_at=withdrawn.withdrawn_at))
     item = connection.execute(sa.select(schema.items).where(schema.items.c.item_id == found.item_id)).one()
-    _count(connection, item, found.choice, 1)
+    if found.choice is not Choice.SKIP:
+        _count(connection, item, 1)
     reserve(connection, annotator, found.item_id, reserved_until)
     return withdrawn
 
@@ -87,32 +120,26 @@ def _same(stored: Judgement, sent: Judgement) -> Judgement:
     return stored
 
 
-def _checked_item(connection: Connection, judgement: Judgement) -> Any:
+def _check(judgement: Judgement, items: Mapping[str, Any], answers: Mapping[str, tuple[str, ...]], who: Collection[str]) -> None:
     if not judgement.judgement_id:
         raise DataError("judgement_id is empty; the page makes one, so that a request that is sent twice is stored once")
-    row = connection.execute(sa.select(schema.items).where(schema.items.c.item_id == judgement.item_id)).first()
-    if row is None:
+    if judgement.item_id not in items:
         raise DataError(f"judgement {judgement.judgement_id!r} is of the item {judgement.item_id!r}, which is not stored")
-    who = schema.annotators
-    if connection.scalar(sa.select(who.c.number).where(who.c.annotator_id == judgement.annotator)) is None:
+    if judgement.annotator not in who:
         raise DataError(f"judgement {judgement.judgement_id!r} is by the annotator {judgement.annotator!r}, who is not stored")
-    judgement.check(Item(row.item_id, row.prompt_id, answers_of_items(connection, [row.item_id])[row.item_id]))
-    return row
+    judgement.check(Item(judgement.item_id, items[judgement.item_id].prompt_id, answers[judgement.item_id]))
 
 
-def _refuse_second_word(connection: Connection, judgement: Judgement) -> None:
-    if judgement.withdrawn_at is not None:
-        return
-    same = (_TABLE.c.item_id == judgement.item_id, _TABLE.c.annotator_id == judgement.annotator, _LIVE)
-    earlier = connection.scalar(sa.select(_TABLE.c.judgement_id).where(*same))
-    if earlier is not None:
+def _refuse_second_word(judgement: Judgement, live: dict[tuple[str, str], str]) -> None:
+    earlier = live.setdefault((judgement.item_id, judgement.annotator), judgement.judgement_id)
+    if earlier != judgement.judgement_id:
         raise StoreConflict(
             f"annotator {judgement.annotator!r} has judged the item {judgement.item_id!r} already ({earlier!r}); withdraw that one first"
         )
 
 
-def _count(connection: Connection, item: Any, choice: Choice, change: int) -> None:
-    """A skip leaves the item wanting as many judgements as before; a gold item always wants one more."""
-    if choice is not Choice.SKIP and item.stream != GOLD:
+def _count(connection: Connection, item: Any, change: int) -> None:
+    """A skip leaves the item wanting as many judgements as before (its callers see to that); a gold item always wants one more."""
+    if item.stream != GOLD:
         table = schema.items
         connection.execute(sa.update(table).where(table.c.item_id == item.item_id).values(missing=table.c.missing + change))

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from tether.collect import schema
-from tether.collect.engine import APPLICATION_ID, Connection, Engine, connect, make_file, place_of, reading, shown_place, writing
+from tether.collect.engine import Connection, Engine, connect, make_file, place_of, reading, shown_place, writing
 from tether.collect.engine import sqlalchemy as sa
 from tether.collect.judging import now_text
+from tether.collect.recognise import is_collection
 from tether.collect.settings import Settings
 from tether.errors import StoreError
 from tether.files import sync_folder
 
-__all__ = ["create_database", "is_collection", "open_database", "write_settings"]
-
-_SQLITE_HEADER = b"SQLite format 3\x00"
+__all__ = ["create_database", "discard_database", "open_database", "write_settings"]
 
 
 def create_database(url_or_path: str | os.PathLike[str], settings: Settings) -> Engine:
@@ -33,14 +32,25 @@ def create_database(url_or_path: str | os.PathLike[str], settings: Settings) -> 
             now = {"application": "tether.collect", "schema_version": str(schema.SCHEMA_VERSION), "created_at": now_text()}
             connection.execute(sa.insert(schema.meta), [{"key": key, "value": value} for key, value in now.items()])
             write_settings(connection, settings)
-    except BaseException:
-        engine.dispose()
+    except StoreError:
+        engine.dispose()  # tables of another one are not ours to remove
         if path is not None:
             _remove(path)
         raise
     if path is not None:
         sync_folder(path.parent)
     return engine
+
+
+def discard_database(engine: Engine) -> None:
+    """Take back what ``create_database`` made."""
+    if engine.dialect.name == "sqlite":
+        engine.dispose()
+        _remove(Path(engine.url.database or ""))
+    else:
+        with writing(engine) as connection:
+            schema.metadata.drop_all(connection)
+        engine.dispose()
 
 
 def open_database(url_or_path: str | os.PathLike[str]) -> tuple[Engine, Settings]:
@@ -57,16 +67,6 @@ def open_database(url_or_path: str | os.PathLike[str]) -> tuple[Engine, Settings
     except BaseException:
         engine.dispose()
         raise
-
-
-def is_collection(path: Path) -> bool:
-    """Whether the file is a SQLite database of ours, by its first bytes."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(100)
-    except OSError:
-        return False
-    return head.startswith(_SQLITE_HEADER) and head[68:72] == APPLICATION_ID.to_bytes(4, "big")
 
 
 def write_settings(connection: Connection, settings: Settings) -> None:

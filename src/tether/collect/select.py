@@ -21,7 +21,10 @@ from tether.collect.judgement import Item
 from tether.collect.order import share_of, uniform
 from tether.collect.settings import Settings, Strategy
 
-__all__ = ["Placed", "disagreement", "in_random_share", "place_items", "preference_probability", "random_place", "uncertainty"]
+__all__ = [
+    "Placed", "disagreement", "draw_pairs", "in_random_share", "place_items", "preference_probability", "random_place",
+    "uncertainty",
+]  # fmt: skip
 
 Scores = Mapping[str, float]
 
@@ -85,6 +88,12 @@ def place_items(items: Sequence[Item], scorers: Mapping[str, Scores], settings: 
         Placed(item.item_id, 2 * at / len(order) - 1, unweighed if values[item.item_id] is None else settings.strategy.value)
         for at, item in enumerate(order)
     ]
+
+
+def draw_pairs(prompt_id: str, texts: Mapping[str, str], count: int, seed: int) -> list[tuple[str, str]]:
+    """Up to ``count`` pairs of a prompt's answers (id -> text), uniformly at random among those with different texts."""
+    pairs = [(a, b) for a, b in combinations(sorted(texts), 2) if texts[a] != texts[b]]
+    return sorted(pairs, key=lambda pair: uniform(seed, "pair", prompt_id, *pair))[:count]
 
 
 def _value(item: Item, scorers: Mapping[str, Scores], strategy: Strategy) -> float | None:

@@ -20,7 +20,7 @@ from tether.collect.engine import Engine, reading, shown_place, writing
 from tether.collect.engine import sqlalchemy as sa
 from tether.collect.entries import Annotator, Answer, ItemState, Progress, Shown, StoredPrompt, plain_text
 from tether.collect.judgement import Choice, Item, Judgement
-from tether.collect.judging import history, judgements_of, record, undo
+from tether.collect.judging import history, judgements_of, record_all, undo
 from tether.collect.opening import create_database, open_database, write_settings
 from tether.collect.order import display_order, share_of
 from tether.collect.scoring import read_scores, rerank, scorer_ids, write_scores
@@ -61,6 +61,11 @@ class Store:
     def place(self) -> str:
         """Where it is, without a password: for messages."""
         return shown_place(self._engine)
+
+    @property
+    def engine(self) -> Engine:
+        """For ``engine.reading``: views of the whole that this class has no method for."""
+        return self._engine
 
     def close(self) -> None:
         self._engine.dispose()
@@ -183,7 +188,7 @@ class Store:
     def record_all(self, judgements: Sequence[Judgement]) -> list[Judgement]:
         """Several judgements in one transaction: all are stored or none."""
         with writing(self._engine) as connection:
-            return [record(connection, judgement) for judgement in judgements]
+            return record_all(connection, judgements)
 
     def undo(self, annotator: str, judgement_id: str | None = None) -> Judgement | None:
         """Withdraw the annotator's newest live judgement, or the one named, and return it; None when there is none.

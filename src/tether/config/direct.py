@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from tether.config.base import Section
 from tether.config.presets import DIRECT
-from tether.config.settings import DataSource, OptimConfig
+from tether.config.settings import JudgedSource, OptimConfig
 
 __all__ = ["DirectConfig"]
 
@@ -25,7 +25,7 @@ class DirectConfig(Section):
     kind: Literal["dpo", "cdpo", "robust", "ipo", "ipo_avg", "hinge", "kto", "orpo", "simpo"] = "dpo"
     """Names the loss, and with it the defaults: `dpo` softplus(-beta h), h the difference of summed log-ratios; `cdpo`, `robust` with noisy
     labels; `ipo` (h - 1/(2 beta))^2, `ipo_avg` on means per token; `hinge` max(0, 1 - beta h); `kto` single answers; `orpo`, `simpo` no reference."""
-    data: DataSource
+    data: JudgedSource
     """Comparisons: `prompt`, `chosen`, `rejected`; for `kto` also single answers: `prompt`, `completion`, `label` (true: liked)."""
     beta: float = Field(default=0.1, gt=0)
     """Strength of the tether, per nat: larger holds the policy nearer to the start. `simpo`: scale of the mean log-probabilities; `orpo`:

@@ -8,7 +8,10 @@ from pydantic import Field
 
 from tether.config.base import Params, Section
 
-__all__ = ["CheckpointConfig", "ComputeConfig", "DataSource", "LoRAConfig", "ModelConfig", "OptimConfig", "RewardPartConfig", "SamplingConfig"]
+__all__ = [
+    "CheckpointConfig", "ComputeConfig", "DataSource", "JudgedSource", "JudgementsConfig", "LoRAConfig", "ModelConfig", "OptimConfig",
+    "RewardPartConfig", "SamplingConfig",
+]  # fmt: skip
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -46,6 +49,36 @@ class DataSource(Section):
     """Split of a `datasets` folder or hub id; without effect on a single file."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first so many rows."""
+
+
+class JudgementsConfig(Section):
+    """How the judgements of a database become comparisons; see docs/collect.md."""
+
+    ties: Literal["leave_out", "both_orders"] = "leave_out"
+    """A pair without a majority: no row, or two rows, one each way."""
+    both_bad: Literal["leave_out", "as_tie"] = "leave_out"
+    """A vote that both are bad counts as a tie, or more than half such votes leave the pair out."""
+    margin: Literal["none", "strength"] = "none"
+    """Margin 0, or the mean of the votes' strengths: `slight`, `much`, minus them for votes against."""
+    slight: float = Field(default=1.0, ge=0)
+    """Margin of a slight preference, in score units; also of one whose strength nobody was asked."""
+    much: float = Field(default=2.0, ge=0)
+    """Margin of a strong preference, in score units."""
+    min_agreement: float = Field(default=0.0, ge=0, le=1)
+    """Pairs with a smaller share of votes for the chosen answer are left out."""
+    without: tuple[str, ...] = ()
+    """Ids of annotators whose word does not count."""
+
+
+class JudgedSource(DataSource):
+    """Where rows with preferences come from: as in other sources, or a database of judgements."""
+
+    path: str
+    """As in other sources; also a database of `tether collect`: a .db file or a postgresql:// URL (without a password)."""
+    split: str = "train"
+    """Split of a `datasets` folder or hub id; of a database of judgements `train`, `held_out` or `all`."""
+    judgements: JudgementsConfig | None = None
+    """The rule for a database of judgements; absent means its defaults."""
 
 
 class OptimConfig(Section):

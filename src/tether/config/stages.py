@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from tether.config.base import Params, Section
-from tether.config.settings import DataSource, OptimConfig, SamplingConfig
+from tether.config.settings import DataSource, JudgedSource, OptimConfig, SamplingConfig
 
 __all__ = ["EvaluateConfig", "RewardModelConfig", "SFTConfig"]
 
@@ -15,7 +15,7 @@ __all__ = ["EvaluateConfig", "RewardModelConfig", "SFTConfig"]
 class SFTConfig(Section):
     """Supervised fine-tuning on demonstrations; the loss is the mean over response tokens."""
 
-    data: DataSource
+    data: JudgedSource
     """Demonstrations: `messages`, or `prompt` and `completion`."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the data."""
@@ -30,7 +30,7 @@ class SFTConfig(Section):
 class RewardModelConfig(Section):
     """A Bradley-Terry reward model fitted to comparisons."""
 
-    data: DataSource
+    data: JudgedSource
     """Comparisons: `prompt`, `chosen`, `rejected` (plain or conversational)."""
     path: str | None = None
     """Backbone of the reward model; absent means the policy's start (after SFT if that stage ran)."""

@@ -15,7 +15,7 @@ from tether.errors import DataError
 from tether.records import file_sha256, read_comparisons, read_demonstrations, read_feedback, read_lines, read_prompts
 from tether.types import Comparison, Demonstration, Feedback, Prompt
 
-__all__ = ["Rows", "Source", "load_comparisons", "load_demonstrations", "load_feedback", "load_prompts", "load_rows"]
+__all__ = ["Rows", "Source", "load_comparisons", "load_demonstrations", "load_feedback", "load_prompts", "load_rows", "rows_sha256"]
 
 _LOG = logging.getLogger(__name__)
 _BUNDLED = "tether:"
@@ -186,7 +186,7 @@ def _load_hub(path: str, split: str, limit: int | None) -> Rows:
 def _dataset_rows(dataset: Any, source: str, format: str, limit: int | None) -> Rows:
     rows = (dataset if limit is None else dataset.select(range(min(limit, len(dataset))))).to_list()
     _refuse_none(rows, source)
-    return Rows(rows=rows, source=source, sha256=_rows_sha256(rows), format=format)
+    return Rows(rows=rows, source=source, sha256=rows_sha256(rows), format=format)
 
 
 def _refuse_none(rows: Sequence[object], source: str) -> None:
@@ -194,7 +194,8 @@ def _refuse_none(rows: Sequence[object], source: str) -> None:
         raise DataError(f"{source}: no rows. Expected at least one; is it the right file and split?")
 
 
-def _rows_sha256(rows: Iterable[dict[str, Any]]) -> str:
+def rows_sha256(rows: Iterable[dict[str, Any]]) -> str:
+    """SHA-256 of rows as JSON, in hex: the hash of data that is no single file."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(json.dumps(row, sort_keys=True, default=str).encode("utf-8", "surrogatepass") + b"\n")

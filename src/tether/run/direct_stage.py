@@ -10,7 +10,6 @@ from typing import Any
 from tether.config import DirectConfig
 from tether.data.judged import JudgedUnits, judged_answers, judged_pairs, with_mismatched
 from tether.data.lengths import LengthReport
-from tether.data.load import load_rows
 from tether.errors import DataError
 from tether.models.adapters import LoraSpec
 from tether.records import read_comparisons, read_feedback
@@ -18,6 +17,7 @@ from tether.rollout.plain import position_limit
 from tether.run.context import Context, build_stage, load_policy, stage_hashes
 from tether.run.direct import HeldOutPreference, kto_weights_of, num_steps, train_direct
 from tether.run.reward_model import split_by_prompt
+from tether.run.sources import comparison_rows
 from tether.text.chat import ChatFormat
 from tether.types import Comparison, Feedback
 
@@ -93,12 +93,13 @@ def direct_stage(context: Context, name: str, start: Path) -> Path:
     def build(folder: Path) -> dict[str, Any]:
         lora = None if context.config.model.lora is None else LoraSpec(**context.config.model.lora.model_dump())
         policy = load_policy(context, start, lora=lora)
-        rows = load_rows(config.data.path, config.data.split, config.data.limit)
+        source = comparison_rows(config.data)
+        rows = source.rows
         records = read_feedback(rows.rows, rows.source) if config.kind == "kto" else read_comparisons(rows.rows, rows.source)
         positions = position_limit(policy.config.get_text_config().to_dict())
         units = prepare_units(records, config, policy.format, rows.source, context.config.seed, positions)
         recorder = context.recorder(stage, num_steps(len(units.training), config))
-        recorder.message(f"{stage}: {units}")
+        recorder.message(f"{stage}: {source.told}{units}")
         if config.kind == "kto":
             recorder.message(f"{stage}: weights of liked and disliked answers: {kto_weights_of(units.training, config)}")
         keeper = context.keeper(recorder, config, rows.sha256)

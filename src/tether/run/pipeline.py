@@ -51,6 +51,7 @@ from tether.run.rl import OnlineRun, rl
 from tether.run.sft import num_steps as sft_steps
 from tether.run.sft import sft
 from tether.run.signals import StopSignal
+from tether.run.sources import answer_rows, comparison_rows
 from tether.run.warnings import Warnings, warnings_of_run
 from tether.run.watchdog import Watchdog
 from tether.trackers import Mirror
@@ -164,11 +165,12 @@ def _sft_stage(context: Context) -> Path:
 
     def build(folder: Path) -> dict[str, Any]:
         policy = load_policy(context, base)
-        rows = load_rows(config.data.path, config.data.split, config.data.limit)
+        source = answer_rows(config.data)
+        rows = source.rows
         demonstrations = read_demonstrations(rows.rows, rows.source)
         limited = limit_examples(demonstration_examples(demonstrations, policy.format, rows.source), config.max_length, rows.source)
         recorder = context.recorder("sft", sft_steps(len(limited.examples), config))
-        recorder.message(f"sft: {limited.report}")
+        recorder.message(f"sft: {source.told}{limited.report}")
         keeper = context.keeper(recorder, config, rows.sha256)
         last = sft(policy, limited.examples, config, context.compute, recorder, context.config.seed, keeper)
         keeper.close()
@@ -194,13 +196,14 @@ def _reward_model_stage(context: Context, start: Path) -> Path | None:
     def build(folder: Path) -> dict[str, Any]:
         backbone = start if config.path is None else resolve_model(config.path, local_files_only=context.config.model.local_files_only)
         model = RewardModel.from_base(backbone, seed=context.config.seed).to(context.compute.device)
-        rows = load_rows(config.data.path, config.data.split, config.data.limit)
+        source = comparison_rows(config.data)
+        rows = source.rows
         comparisons = read_comparisons(rows.rows, rows.source)
         limited = limit_pairs(comparison_pairs(comparisons, model.format, rows.source), config.max_length, rows.source)
         keys = [repr(comparisons[index].prompt) for index in limited.kept]
         training, held_out = split_by_prompt(limited.pairs, keys, config.held_out_share, context.config.seed)
         recorder = context.recorder("reward_model", reward_model_steps(len(training), config))
-        recorder.message(f"reward_model: {limited.report}; {len(training)} pairs to train on, {len(held_out)} held out")
+        recorder.message(f"reward_model: {source.told}{limited.report}; {len(training)} pairs to train on, {len(held_out)} held out")
         keeper = context.keeper(recorder, config, rows.sha256)
         result = train_reward_model(model, training, held_out, config, context.compute, recorder, context.config.seed, keeper)
         keeper.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tether.config import ChecksConfig, DataSource, DirectConfig, EvaluateConfig, RewardModelConfig, RolloutConfig, RunConfig
-from tether.data.load import load_comparisons, load_demonstrations, load_feedback, load_prompts
+from tether.data.load import load_prompts
 from tether.data.overlap import overlap_warnings
 from tether.errors import ConfigError, DataError, TetherError
 from tether.records import refuse_bad_rows
@@ -16,6 +16,7 @@ from tether.rewards.build import build_part, build_rubric
 from tether.rewards.exact import ExactPart
 from tether.run.checks.stage import panel_prompts, panel_score
 from tether.run.fit import Base, check_comparisons, check_judged, check_lora, check_prompts, load_base, local_folder
+from tether.run.sources import load_comparisons, load_demonstrations, load_feedback
 from tether.text.chat import Text
 from tether.trackers import require_trackers
 from tether.types import Failure, Prompt

@@ -1,0 +1,57 @@
+"""Scores of all answers of a collection by reward models: what the choice of the next item reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from tether.backends.compute import resolve_compute
+from tether.collect.entries import Answer, Text
+from tether.collect.settings import Strategy
+from tether.collect.store import Store
+from tether.config import ComputeConfig
+from tether.errors import ConfigError, DataError
+from tether.models.reward import RewardModel
+from tether.types import Message
+
+__all__ = ["score_answers"]
+
+_BATCH = 512  # answers per call; the model splits them by tokens
+
+
+def score_answers(database: str, reward_models: Sequence[str]) -> Iterator[str]:
+    """Score every answer with one model after the other and store the scores; yields a line for each.
+
+    The scorer's id is the folder's name and the first letters of the hash of its weights, so that a model that was trained further is
+    another scorer. Raises errors of the database and of models, and DataError for an answer that is longer than a model takes.
+    """
+    if not reward_models:
+        raise ConfigError("score: name at least one folder of a reward model")
+    compute = resolve_compute(ComputeConfig())
+    with Store.open(database) as store:
+        prompts = {prompt.prompt_id: prompt.text for prompt in store.prompts()}
+        for folder in reward_models:
+            model = RewardModel.load(folder).to(compute.device).eval().requires_grad_(False)
+            scorer = f"{Path(folder).resolve().name}@{model.weights_fingerprint()[:12]}"
+            scores: dict[str, float] = {}
+            answers = store.answers()
+            while batch := list(islice(answers, _BATCH)):
+                asked = [prompts[one.prompt_id] for one in batch]
+                with compute.autocast():
+                    raw = model.score_texts(asked, [_turn(prompt, one) for prompt, one in zip(asked, batch, strict=True)])
+                scores |= {one.answer_id: score for one, score in zip(batch, raw, strict=True)}
+            if not scores:
+                raise DataError(f"{store.place} holds no answers to score")
+            store.set_scores(scorer, scores)
+            yield f"{scorer}: {len(scores)} answers"
+        if store.settings.strategy is Strategy.RANDOM:
+            yield "the strategy of this database is random: the scores are stored and do not choose"
+        elif store.settings.strategy is Strategy.DISAGREEMENT and len(store.scorers()) < 2:
+            yield "the strategy disagreement needs the scores of two or more models"
+
+
+def _turn(prompt: Text, answer: Answer) -> Text:
+    """The answer in the form of its prompt."""
+    plain = isinstance(prompt, str) or not isinstance(answer.text, str)
+    return answer.text if plain else (Message("assistant", str(answer.text)),)

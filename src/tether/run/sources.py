@@ -1,0 +1,106 @@
+"""What the stages that read preferences train on: rows of files as `tether.data.load` reads them, or a database of judgements.
+
+The answers of a database become rows by the rule of `tether.collect.exchange.rule`; the hash of these rows is the hash of the data, so that
+a run is not resumed on other judgements unawares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+from urllib.parse import urlsplit
+
+from tether.collect.recognise import is_database
+from tether.config import JudgedSource
+from tether.data.load import Rows, load_rows, rows_sha256
+from tether.errors import ConfigError, DataError
+from tether.records import read_comparisons, read_demonstrations, read_feedback
+from tether.types import Comparison, Demonstration, Feedback
+
+__all__ = ["SourceRows", "answer_rows", "comparison_rows", "load_comparisons", "load_demonstrations", "load_feedback"]
+
+
+_COLUMNS = ("prompt", "chosen", "rejected", "margin")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRows:
+    """``note``: how many pairs of a database gave rows and why the others did not; "" for files."""
+
+    rows: Rows
+    note: str = ""
+
+    @property
+    def told(self) -> str:
+        """The note as the beginning of a message."""
+        return f"{self.note}; " if self.note else ""
+
+
+def comparison_rows(source: JudgedSource) -> SourceRows:
+    """Rows with `prompt`, `chosen`, `rejected` (and `margin`). Raises errors of files and databases, and ConfigError."""
+    if not is_database(source.path):
+        return SourceRows(_from_file(source))
+    return _from_database(source)
+
+
+def answer_rows(source: JudgedSource) -> SourceRows:
+    """Demonstrations: of a database `prompt` and `completion`, each answer that was chosen at least once and rejected never, once."""
+    if not is_database(source.path):
+        return SourceRows(_from_file(source))
+    pairs = _from_database(source, every=True)
+    rejected = {repr((row["prompt"], row["rejected"])) for row in pairs.rows.rows if isinstance(row, dict)}
+    best: dict[str, dict[str, Any]] = {}
+    for row in pairs.rows.rows:
+        assert isinstance(row, dict)
+        key = repr((row["prompt"], row["chosen"]))
+        if key not in rejected:
+            best.setdefault(key, {"prompt": row["prompt"], "completion": row["chosen"]})
+    rows = list(islice(best.values(), source.limit))
+    if not rows:
+        raise DataError(f"{pairs.rows.source}: no answer was chosen without being rejected elsewhere ({pairs.note})")
+    return SourceRows(Rows(list(rows), pairs.rows.source, rows_sha256(rows), "database"), f"{len(rows)} chosen answers; {pairs.note}")
+
+
+def load_comparisons(source: JudgedSource) -> list[Comparison]:
+    """Every row as a comparison."""
+    found = comparison_rows(source).rows
+    return read_comparisons(found.rows, found.source)
+
+
+def load_feedback(source: JudgedSource) -> list[Feedback]:
+    """Every row as judged answers; a comparison gives two."""
+    found = comparison_rows(source).rows
+    return read_feedback(found.rows, found.source)
+
+
+def load_demonstrations(source: JudgedSource) -> list[Demonstration]:
+    """Every row as a demonstration."""
+    found = answer_rows(source).rows
+    return read_demonstrations(found.rows, found.source)
+
+
+def _from_file(source: JudgedSource) -> Rows:
+    if source.judgements is not None:
+        raise ConfigError(f"judgements has no effect on {source.path}, which is no database of judgements; drop the section")
+    return load_rows(source.path, source.split, source.limit)
+
+
+def _from_database(source: JudgedSource, *, every: bool = False) -> SourceRows:
+    """The comparisons, the first ``limit`` of them unless ``every`` is asked for."""
+    from tether.collect.exchange.export import ExportReport, export_rows
+    from tether.collect.exchange.rule import Rule
+    from tether.collect.store import Store
+
+    if urlsplit(source.path).password:
+        raise ConfigError("the URL holds a password, and a run keeps its configuration: put it into ~/.pgpass or PGPASSWORD instead")
+    options = {} if source.judgements is None else source.judgements.model_dump()
+    rule = Rule(**{"split": source.split, **options})
+    report = ExportReport()
+    with Store.open(source.path) as store:
+        place = store.place
+        rows = [{name: row[name] for name in _COLUMNS} for row in export_rows(store, rule, report)]
+    kept = rows if every else rows[: source.limit]
+    if not kept:
+        raise DataError(f"{place} [{source.split}]: no comparisons ({report})")
+    return SourceRows(Rows(list(kept), f"{place} [{source.split}]", rows_sha256(kept), "database"), str(report))
