@@ -5,13 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tether import stats
 from tether.stats import (
+    binomial_p_value,
     bootstrap_mean,
+    bootstrap_sums,
+    clopper_pearson,
     paired_bootstrap,
     pass_at_k,
     permutation_p_value,
     sign_test_p_value,
     wilson,
+    wilson_mean,
 )
 
 CASES = json.loads((Path(__file__).parent / "golden" / "cases.json").read_text())
@@ -103,3 +108,66 @@ def test_sign_test_by_hand():
 def test_inputs_are_checked(call):
     with pytest.raises(ValueError, match=r"."):
         call()
+
+
+@pytest.mark.parametrize(("k", "n"), [(8, 10), (0, 5), (5, 5), (1, 1), (520, 1000), (50_200, 100_000)])
+def test_exact_binomial_agrees_with_scipy(k, n):
+    scipy_stats = pytest.importorskip("scipy.stats")
+    known = scipy_stats.binomtest(k, n)
+    exact = known.proportion_ci(method="exact")
+    found = clopper_pearson(k, n)
+    assert (found.low, found.high) == pytest.approx((exact.low, exact.high), abs=1e-10)
+    assert binomial_p_value(k, n) == pytest.approx(known.pvalue, abs=1e-10)
+
+
+def test_clopper_pearson_by_hand():
+    # published for 8 of 10; at 0 of n the bound is 1 - (alpha / 2)^(1 / n)
+    found = clopper_pearson(8, 10)
+    assert (found.low, found.high) == pytest.approx((0.4439, 0.9748), abs=1e-4)
+    assert clopper_pearson(0, 5).high == pytest.approx(1 - 0.025 ** (1 / 5))
+    assert binomial_p_value(8, 10) == pytest.approx(0.109375)
+    with pytest.raises(ValueError, match="got 3 of 2"):
+        clopper_pearson(3, 2)
+
+
+def test_wilson_of_a_mean_is_wilson_for_coin_tosses_and_never_too_short():
+    assert wilson_mean([1, 1, 1, 0]) == wilson(3, 4)
+    halves = wilson_mean([0.5] * 40)
+    assert halves.low < 0.5 < halves.high
+    with pytest.raises(ValueError, match="between 0 and 1, got 0 to 2"):
+        wilson_mean([0, 2])
+
+
+def _ratio(sums):
+    return sums[:, :1] / sums[:, 1:]
+
+
+def test_bootstrap_of_sums_is_the_bootstrap_of_a_mean_for_a_mean():
+    values = np.random.default_rng(4).normal(1, 2, 200)
+    found = bootstrap_sums(np.stack([values, np.ones(200)], axis=1), _ratio, seed=0, num_resamples=4000)[0]
+    known = bootstrap_mean(values, seed=1, num_resamples=4000)
+    assert (found.estimate, found.low, found.high) == pytest.approx((known.estimate, known.low, known.high), abs=0.03)
+    assert found.num_units == 200
+
+
+def test_the_normal_limit_of_many_units_is_what_resampling_gives(monkeypatch):
+    rng = np.random.default_rng(5)
+    trials = rng.integers(1, 5, 3000)
+    units = np.stack([rng.binomial(trials, 0.3), trials], axis=1)
+    drawn = bootstrap_sums(units, _ratio, seed=0, num_resamples=4000)[0]
+    monkeypatch.setattr(stats, "_NORMAL_FROM", 100)
+    limit = bootstrap_sums(units, _ratio, seed=0, num_resamples=4000)[0]
+    assert limit.estimate == drawn.estimate
+    assert (limit.low, limit.high) == pytest.approx((drawn.low, drawn.high), abs=0.0008)
+    assert limit.high - limit.low == pytest.approx(drawn.high - drawn.low, rel=0.06)
+
+
+def test_bootstrap_of_sums_says_what_it_cannot_know():
+    one = bootstrap_sums([[1.0, 2.0]], _ratio, seed=0)[0]
+    assert (one.estimate, one.low, one.high) == (0.5, -math.inf, math.inf)
+    undefined = bootstrap_sums([[0.0, 0.0]] * 3, _ratio, seed=0)[0]
+    assert math.isnan(undefined.estimate)
+    rare = bootstrap_sums([[1.0, 1.0], *[[0.0, 0.0]] * 9], _ratio, seed=0)[0]  # a third of the resamples have no trial
+    assert (rare.estimate, rare.low) == (1.0, -math.inf)
+    with pytest.raises(ValueError, match="one row per unit"):
+        bootstrap_sums([], _ratio, seed=0)

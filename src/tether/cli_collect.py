@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
+from tether.cli_collect_stats import simulate, stats
+
 __all__ = ["collect_app"]
 
 _FLAG = Parameter(negative=())
@@ -224,4 +226,5 @@ def _read(path: Path) -> str:
         raise ConfigError(f"--guidelines {path}: cannot be read as UTF-8 text ({error})") from error
 
 
-# The commands of tether.collect.stats are registered below this line.
+collect_app.command(stats)
+collect_app.command(simulate)

@@ -18,6 +18,7 @@ TORCH_FREE = [
     "tether",
     *("tether.types", "tether.errors", "tether.config", "tether.events", "tether.records", "tether.metrics"),
     *("tether.stats", "tether.cli", "tether.progress", "tether.dryrun", "tether.report", "tether.collect"),
+    *("tether.agreement", "tether.collect.simulate", "tether.collect.stats", "tether.collect.stats.command", "tether.collect.stats.page"),
     *("tether.collect.store", "tether.collect.select", "tether.collect.exchange.export", "tether.collect.exchange.dump"),
     *("tether.collect.exchange.formats", "tether.collect.exchange.tools", "tether.cli_collect"),
     *("tether.collect.web.server", "tether.access"),

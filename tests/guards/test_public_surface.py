@@ -53,6 +53,11 @@ OPTIONS = {
     "collect annotators": ["--add", "DATABASE"],
     "collect generate": ["--limit", "--max-new-tokens", "--pairs", "--samples", "--seed", "--temperature", "DATABASE", "MODEL"],
     "collect score": ["DATABASE", "REWARD_MODEL"],
+    "collect stats": ["--json", "--output", "--seed", "DATABASE"],
+    "collect simulate": [
+        "--annotators", "--answers", "--careless", "--json", "--judgements", "--length-bias", "--overlap", "--position-bias", "--prompts",
+        "--seed", "--temperature", "--tie-threshold",
+    ],
     "metrics": [],
     "report": ["RUN"],
 }
