@@ -170,7 +170,12 @@ def test_the_owner_sees_who_did_how_much(tmp_path):
     assert (person.name, person.judged, person.skipped, person.seconds, person.ties, person.num_sided) == ("Ann", 2, 1, 3.0, 0.5, 1)
     assert (now.wanted, now.got, now.num_items) == (5, 2, 5)
     assert [chart.title for chart in now.charts] == ["Judgements", "Speed"]
+    figures = {figure.name: figure for figure in now.measured}
+    assert figures["gold accuracy"].value == "not known"
+    assert figures["gold accuracy"].advice == "Not known yet: no test question was judged."
+    assert "[" in figures["left share"].value
     page = owner.get("/owner").text
+    assert "Raw agreement" in page
     assert "Ann" in page
     assert "3.0 s" in page
     assert "<svg" in page

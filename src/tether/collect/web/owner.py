@@ -8,13 +8,20 @@ from datetime import datetime
 from statistics import median
 
 from tether.collect.judgement import Choice, Judgement
+from tether.collect.stats.command import collect_stats
+from tether.collect.stats.summary import CollectSummary, Figure
+from tether.collect.stats.words import band_text, figure_value
 from tether.collect.store import Store
 from tether.report.charts import Chart, chart
 
-__all__ = ["Overview", "Person", "overview"]
+__all__ = ["Measured", "Overview", "Person", "overview"]
 
 _MOST_LINES = 8  # as many colours as a chart has
 _WINDOW = 15  # judgements in a running median
+_FIGURES = (
+    "raw_agreement", "decided_agreement", "alpha_nominal", "ceiling", "left_share", "longer_wins", "gold_accuracy", "repeat_agreement",
+    "odd_times",
+)  # fmt: skip
 _PREFERENCES = (Choice.FIRST, Choice.SECOND)
 
 
@@ -31,11 +38,23 @@ class Person:
     left: float | None
     num_sided: int
     latest: str
+    notes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A figure of ``tether.collect.stats`` in words. ``advice`` where it lies outside what is good, or why it is not known."""
+
+    name: str
+    value: str
+    good: str
+    meaning: str
+    advice: str
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What the page shows. ``wanted`` and ``got``: judgements of ordinary items; ``agreement``: (what, how much) in words."""
+    """What the page shows. ``wanted`` and ``got``: judgements of ordinary items; ``warnings``: what to know before reading the figures."""
 
     question: str
     num_items: int
@@ -43,7 +62,8 @@ class Overview:
     got: int
     people: tuple[Person, ...]
     charts: tuple[Chart, ...]
-    agreement: tuple[tuple[str, str], ...] = ()
+    measured: tuple[Measured, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def overview(store: Store) -> Overview:
@@ -54,7 +74,9 @@ def overview(store: Store) -> Overview:
     states = list(store.item_states())
     names = {annotator.id: annotator.name for annotator in store.annotators()}
     answers = {state.item.item_id: state.item.answers for state in states}
-    people = tuple(_person(store, who, names.get(who, who), said, answers) for who, said in by_person.items())
+    worth = collect_stats(store) if any(by_person.values()) else None
+    notes = {row.name: "; ".join(row.notes) for row in worth.annotators} if worth else {}
+    people = tuple(_person(store, who, names.get(who, who), said, answers, notes.get(who, "")) for who, said in by_person.items())
     named = {names.get(who, who): said for who, said in by_person.items() if said}
     return Overview(
         question=store.settings.question,
@@ -63,10 +85,25 @@ def overview(store: Store) -> Overview:
         got=sum(min(state.judged, state.wanted or 0) for state in states),
         people=people,
         charts=tuple(_charts(named)) if named else (),
+        measured=tuple(_measured(worth)) if worth else (),
+        warnings=worth.warnings if worth else (),
     )
 
 
-def _person(store: Store, who: str, name: str, said: Sequence[Judgement], answers: Mapping[str, tuple[str, ...]]) -> Person:
+def _measured(worth: CollectSummary) -> list[Measured]:
+    """The figures an owner looks at while people work; `tether collect stats` has all of them."""
+
+    def words(figure: Figure) -> Measured:
+        advice = figure.advice if figure.verdict in ("look", "unclear") else ""
+        missing = f"Not known yet: {figure.missing}." if figure.value is None else ""
+        return Measured(figure.name.replace("_", " "), figure_value(figure), band_text(figure), figure.meaning, advice or missing)
+
+    return [words(worth.figure(name)) for name in _FIGURES]
+
+
+def _person(
+    store: Store, who: str, name: str, said: Sequence[Judgement], answers: Mapping[str, tuple[str, ...]], notes: str
+) -> Person:
     progress = store.progress(who)
     words = [judgement for judgement in said if judgement.choice is not Choice.SKIP]
     sided = [judgement for judgement in words if judgement.choice in _PREFERENCES]
@@ -82,6 +119,7 @@ def _person(store: Store, who: str, name: str, said: Sequence[Judgement], answer
         left=sum(_left(judgement, answers) for judgement in sided) / len(sided) if sided else None,
         num_sided=len(sided),
         latest=max((judgement.made_at for judgement in said), default="")[:16].replace("T", " "),
+        notes=notes,
     )
 
 
