@@ -7,7 +7,7 @@
     wire        items and judgements as the page knows them, without a name that tells where an answer is from
     body        JSON of strangers, read strictly
     limits      how often, how long
-    owner       the owner's page: progress, agreement, speed
+    owner       the owner's page: who has done how much, how fast
     templates, static   hand-written HTML, CSS and JavaScript; no build step, nothing from elsewhere
 
 Needs the extra ``collect``. Imports no torch.

@@ -35,7 +35,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What the page shows. ``wanted`` and ``got``: judgements of ordinary items; ``agreement``: (what, how much) in words."""
+    """What the page shows. ``wanted`` and ``got``: judgements of ordinary items."""
 
     question: str
     num_items: int
@@ -43,7 +43,6 @@ class Overview:
     got: int
     people: tuple[Person, ...]
     charts: tuple[Chart, ...]
-    agreement: tuple[tuple[str, str], ...] = ()
 
 
 def overview(store: Store) -> Overview:
