@@ -55,19 +55,19 @@ export class Outbox {
     }
   }
 
-  // Resolves when the server has everything, or has refused it for good.
-  send(judgement) {
+  add(judgement) {
     this.waiting.push(judgement);
     this.save();
-    return this.flush();
   }
 
+  // Resolves when the server has everything; raises Refused, at the end, for what it will never take.
   flush() {
     this.sending ||= this.work().finally(() => { this.sending = null; });
     return this.sending;
   }
 
   async work() {
+    let refused = null;
     while (this.waiting.length) {
       try {
         await ask("/api/judgements", this.waiting[0]);
@@ -75,8 +75,8 @@ export class Outbox {
       } catch (error) {
         if (error instanceof Refused && !LATER.has(error.status)) {
           this.drop();
-          this.onState("The server did not take this judgement: " + error.message, true);
-          throw error;
+          refused = error;
+          continue;
         }
         this.onState(this.reason(error), true);
         await this.rest(error instanceof Refused && error.status === 429 ? 1000 : this.pause);
@@ -84,6 +84,7 @@ export class Outbox {
       }
     }
     this.onState("", false);
+    if (refused) throw refused;
   }
 
   drop() {
@@ -95,7 +96,7 @@ export class Outbox {
   reason(error) {
     const kept = "Kept here, not saved yet. ";
     if (!(error instanceof Refused)) return kept + "The server cannot be reached; it is tried again.";
-    if (error.status === 401) return kept + "You are signed out, perhaps because the server was started anew. Open the new link in this browser.";
+    if (error.status === 401 || error.status === 403) return kept + "You are signed out, perhaps because the server was started anew. Open the new link in this browser.";
     if (error.status === 507) return kept + "The server's disk is full. Tell the owner; it is tried again.";
     return kept + "The server is busy; it is tried again.";
   }

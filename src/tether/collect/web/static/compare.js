@@ -49,7 +49,7 @@ async function insist(path, body) {
       return answer;
     } catch (error) {
       if (error instanceof Refused && !LATER.has(error.status)) { state("The server refused: " + error.message, true); throw error; }
-      const signedOut = error instanceof Refused && error.status === 401;
+      const signedOut = error instanceof Refused && (error.status === 401 || error.status === 403);
       state(signedOut ? "You are signed out. Open the newest link in this browser." : "The server cannot be reached; it is tried again.", true);
       await new Promise((resolve) => setTimeout(resolve, pause));
     }
@@ -59,8 +59,9 @@ async function insist(path, body) {
 async function load(said = "") {
   busy = true;
   try {
-    await outbox.flush().catch(() => {});
-    display(await insist("/api/next", {}), said);
+    const refused = await outbox.flush().then(() => null, (error) => error);
+    display(await insist("/api/next", {}), refused ? "" : said);
+    if (refused) state("The server did not take a judgement: " + refused.message, true);
   } finally {
     busy = false;
     refresh();
@@ -137,10 +138,9 @@ async function save() {
     ranking: choice === "ranked" ? ranking.tiers().map((tier) => tier.map((place) => item.shown[place])) : [],
     reason: choice === "skip" ? $("reason").value.trim() : "", comment: choice === "skip" ? "" : $("note").value.trim(),
   };
+  outbox.add(judgement);
   refresh();
-  const failed = await outbox.send(judgement).then(() => null, (error) => error);
-  await load(failed ? "" : "Saved. ");
-  if (failed) state("The server did not take the last judgement: " + failed.message, true);
+  await load("Saved. ");
 }
 
 async function undo() {
