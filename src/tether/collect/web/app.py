@@ -4,7 +4,7 @@
     GET  /                 the page of an annotator             GET  /api/session       settings and guidelines
     POST /api/next         the item to judge now                POST /api/judgements    store one; 200 means it is on the disk
     POST /api/undo         withdraw one, and get it again       POST /api/join          type a name, where the owner allows it
-    GET  /owner            progress and speed                  POST /api/links         a personal link for a name
+    GET  /owner            progress and speed                   POST /api/links         a personal link for a name
 """
 
 from __future__ import annotations
