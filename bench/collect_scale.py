@@ -14,6 +14,9 @@ from statistics import median
 from typing import Any
 
 from tether.collect.entries import Answer
+from tether.collect.exchange.dump import dump
+from tether.collect.exchange.export import export_file
+from tether.collect.exchange.rule import Rule
 from tether.collect.judgement import Choice, Item, Judgement
 from tether.collect.order import uniform
 from tether.collect.settings import Settings, Strategy
@@ -21,7 +24,7 @@ from tether.collect.store import Store
 from tether.types import Prompt
 
 NUM_ITEMS = 100_000
-NUM_JUDGED = 20_000  # so that cursors, counts and history have something to skip
+NUM_JUDGED = NUM_ITEMS  # by the first annotator: what overlaps is left for the second, and the first has all of it to skip
 NUM_CALLS = 200
 
 
@@ -34,7 +37,8 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 def fill(store: Store) -> None:
     """One item per prompt with texts of a usual length; two annotators."""
     store.add_prompts(Prompt(f"p{i}", f"Question {i}: {'why is it so? ' * 8}") for i in range(NUM_ITEMS))
-    store.add_answers(Answer(f"a{i}.{k}", f"p{i}", f"Answer {k}: {'because of this and that. ' * 20}") for i in range(NUM_ITEMS) for k in (0, 1))
+    text = "because of this and that. " * 20
+    store.add_answers(Answer(f"a{i}.{k}", f"p{i}", f"Answer {k}: {text}") for i in range(NUM_ITEMS) for k in (0, 1))
     store.add_items(Item(f"i{i}", f"p{i}", (f"a{i}.0", f"a{i}.1")) for i in range(NUM_ITEMS))
     store.add_annotator("Ann")
     store.add_annotator("Bo")
@@ -42,7 +46,8 @@ def fill(store: Store) -> None:
 
 def judgement(number: int, item: str, shown: tuple[str, ...], annotator: str) -> Judgement:
     choice = (Choice.FIRST, Choice.SECOND, Choice.TIE, Choice.SKIP)[min(int(uniform(number) * 3.3), 3)]
-    return Judgement(f"j{annotator}.{number}", item, annotator, choice, shown, reason="unclear" if choice is Choice.SKIP else "", seconds=9.5)
+    reason = "unclear" if choice is Choice.SKIP else ""
+    return Judgement(f"j{annotator}.{number}", item, annotator, choice, shown, reason=reason, seconds=9.5)
 
 
 def measure(store: Store) -> dict[str, list[float]]:
@@ -67,8 +72,14 @@ def main(place: str) -> None:
         for name, seconds in measure(store).items():
             print(f"{name}: median {1000 * median(seconds):.1f} ms, largest {1000 * max(seconds):.1f} ms")
         worst = timed(lambda: store.next_item("a1"))[0]
-        print(f"next item of the one who judged {NUM_JUDGED:,}: {1000 * worst:.1f} ms, and again {1000 * timed(lambda: store.next_item('a1'))[0]:.1f} ms")
+        again = timed(lambda: store.next_item("a1"))[0]
+        print(f"next item of the one who judged {NUM_JUDGED:,}: {1000 * worst:.1f} ms, and again {1000 * again:.1f} ms")
         print(f"read all judgements: {timed(lambda: sum(1 for _ in store.judgements()))[0]:.1f} s")
+        with tempfile.TemporaryDirectory() as folder:
+            for ending in (".jsonl", ".parquet", ".csv"):
+                seconds, report = timed(lambda: export_file(store, Path(folder) / f"out{ending}", Rule(split="all")))  # noqa: B023
+                print(f"export {ending} ({report.rows:,} rows): {seconds:.1f} s")
+            print(f"dump: {timed(lambda: dump(store, Path(folder) / 'all.jsonl'))[0]:.1f} s")
 
 
 if __name__ == "__main__":

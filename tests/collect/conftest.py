@@ -24,7 +24,9 @@ class Tab:
     """A page, what it complained of, what it asked for and how many dialogs it opened."""
 
     def __init__(self, chromium: Any, width: int, height: int, scheme: str) -> None:
-        self.context = chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        # Without transitions: axe-core would measure the contrast of colours on their way.
+        size = {"width": width, "height": height}
+        self.context = chromium.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
         self.page = self.context.new_page()
         self.page.set_default_timeout(15_000)
         self.complaints: list[str] = []

@@ -62,9 +62,23 @@ def contents(store: Store) -> list:
     return [*map(list, streams), store.scorers(), store.scores("m"), store.next_item("a1"), store.progress("a1"), store.settings]
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=QUIET)
 @given(collections())
 def test_what_is_loaded_is_what_was_dumped(made):
+    _round_trip(made)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, suppress_health_check=QUIET)
+@given(collections())
+def test_what_is_loaded_is_what_was_dumped_at_length(made):
+    _round_trip(made)
+
+
+def _round_trip(made):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with Store.create(folder / "one.db", made[0]) as store:

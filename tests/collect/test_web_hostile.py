@@ -85,6 +85,7 @@ def test_w10_texts_are_rendered_in_linear_time(tmp_path, tab):
     with serving(collection(tmp_path / "a.db", 1), say=_quiet) as office:
         ann = tab()
         ann.page.goto(_link(office))
+        ann.page.locator("#compare").wait_for()
         render = """async (text) => {
           const { renderMarkdown } = await import("/static/markdown.js");
           const box = document.createElement("div");

@@ -110,9 +110,9 @@ class Store:
         """Store items of stored answers; with ``gold`` set they are test questions, which every annotator gets some of."""
         with writing(self._engine) as connection:
             added = add_items(connection, items, self.settings)
-            if added.new and (self.settings.stratified or self.settings.strategy is not Strategy.RANDOM):
-                rerank(connection, self.settings)
-            return added
+        if added.new and (self.settings.stratified or self.settings.strategy is not Strategy.RANDOM):
+            rerank(self._engine, self.settings)
+        return added
 
     def prompts(self) -> Iterator[StoredPrompt]:
         """In the order they were added, read as they are asked for."""
@@ -215,12 +215,11 @@ class Store:
     def set_scores(self, scorer_id: str, scores: Mapping[str, float]) -> None:
         """The scores of answers by one reward model, replacing its earlier ones of the same answers; then the items are put in order anew.
 
-        The scorer becomes the newest, which Strategy.UNCERTAINTY reads. Raises DataError for a number that is not finite and for an answer
-        that is not stored.
+        The scorer becomes the newest, which Strategy.UNCERTAINTY reads. Annotators are served meanwhile. Raises DataError for a number that
+        is not finite and for an answer that is not stored.
         """
-        with writing(self._engine) as connection:
-            write_scores(connection, scorer_id, scores)
-            rerank(connection, self.settings)
+        write_scores(self._engine, scorer_id, scores)
+        rerank(self._engine, self.settings)
 
     def scores(self, scorer_id: str) -> dict[str, float]:
         """answer -> score. Raises DataError for a scorer that has none."""

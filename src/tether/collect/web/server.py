@@ -89,8 +89,8 @@ def _prepare(
     office = Office(store, visitors, Desk(store), f"http://{shown}:{taken}", _log, lambda link: say(next_link + link))
     app = build_app(office, port=taken, names=(*LOOPBACK, shown) if address else LOOPBACK, **guard)
     config = uvicorn.Config(
-        app, http=_Patient, ws="none", lifespan="off", access_log=False, log_config=None, server_header=False, proxy_headers=False,
-        timeout_keep_alive=15, timeout_graceful_shutdown=5,
+        app, http=_Patient, ws="none", lifespan="off", access_log=False, log_config=None, log_level="critical", server_header=False,
+        proxy_headers=False, timeout_keep_alive=15, timeout_graceful_shutdown=5,
     )  # fmt: skip
     return uvicorn.Server(config), office, listeners
 
