@@ -194,6 +194,29 @@ def score(
         print(line)
 
 
+@collect_app.command
+def serve(
+    database: _Database,
+    /,
+    *,
+    port: Annotated[int, Parameter(help="Port on 127.0.0.1 and ::1; 0 takes a free one.")] = 0,
+    host: Annotated[str, Parameter(help="Another address of this machine, such as 192.168.1.20; others can then reach it.")] = "",
+    annotator: Annotated[tuple[str, ...], Parameter(help="A name that gets a personal link; repeat it.", negative=())] = (),
+    names: Annotated[bool, _FLAG, Parameter(help="One link for all; whoever opens it types a name.")] = False,
+) -> None:
+    """Serve the page where people compare answers; says the links to open. Stop with Ctrl-C.
+
+    Example: tether collect serve answers.db --annotator Ann --annotator Ben
+    """
+    from tether.errors import ConfigError
+
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port {port}: expected a number from 0 (a free port) to 65535")
+    from tether.collect.web.server import serve as serve_page
+
+    serve_page(database, port=port, host=host, annotators=annotator, names=names)
+
+
 def _read(path: Path) -> str:
     from tether.errors import ConfigError
 
@@ -202,8 +225,6 @@ def _read(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--guidelines {path}: cannot be read as UTF-8 text ({error})") from error
 
-
-# Commands of tether.collect.web (serve) and of tether.collect.stats (stats) are registered below this line.
 
 collect_app.command(stats)
 collect_app.command(simulate)

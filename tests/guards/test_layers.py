@@ -21,6 +21,7 @@ TORCH_FREE = [
     *("tether.agreement", "tether.collect.simulate", "tether.collect.stats", "tether.collect.stats.command", "tether.collect.stats.page"),
     *("tether.collect.store", "tether.collect.select", "tether.collect.exchange.export", "tether.collect.exchange.dump"),
     *("tether.collect.exchange.formats", "tether.collect.exchange.tools", "tether.cli_collect"),
+    *("tether.collect.web.server", "tether.access"),
     *("tether.trackers", "tether.watch", "tether.compare"),
     *("tether.audit", "tether.run.checks.rules", "tether.run.checks.evidence"),
     *("tether.rewards.features", "tether.rewards.linear", "tether.report.reward_audit"),

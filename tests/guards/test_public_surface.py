@@ -23,6 +23,7 @@ OPTIONS = {
     "run": ["--accept-changes", "--dry-run", "--fresh", "--model", "--quiet", "CONFIG", "OVERRIDES"],
     "resume": ["--accept-changes", "--acknowledge", "--quiet", "RUN"],
     "watch": ["--port", "RUN"],
+    "collect serve": ["--annotator", "--host", "--names", "--port", "DATABASE"],
     "evaluate": [
         "--against", "--config", "--json", "--judge", "--limit", "--max-new-tokens", "--num-seeds", "--output", "--prompts", "--reference",
         "--reward-model", "--samples", "--score", "--score-param", "--seed", "--temperature", "MODEL",

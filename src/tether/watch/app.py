@@ -7,14 +7,12 @@ rebinding, is refused), only GET is known, and no response allows another origin
 
 from __future__ import annotations
 
-import hmac
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from importlib import resources
 from urllib.parse import parse_qs, quote, urlsplit
 
+from tether.access import ALWAYS, NOTHING, cookie, cookie_header, fresh_token, host_is_known, same, welcome
 from tether.report.page import asset, content_policy, render_page
 from tether.watch.live import Live
 
@@ -22,23 +20,6 @@ __all__ = ["PATHS", "Response", "WatchApp"]
 
 PATHS = ("/", "/content", "/favicon.ico")
 """Every path besides the one-time link ``/open/TOKEN``."""
-
-_TOKEN_BYTES = 32
-_ALWAYS = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-}
-_NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-# A page of this site asks for "/": the browser then sends the cookie wherever the link was clicked. A redirect from elsewhere would not.
-_WELCOME = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/"><title>Tether</title>'
-    '<p><a href="/">The report</a></p></html>'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +38,8 @@ class WatchApp:
     live: Live
     port: int
     on_new_link: Callable[[str], object] = lambda link: None
-    _link: str = field(default_factory=lambda: secrets.token_urlsafe(_TOKEN_BYTES))
-    _session: str = field(default_factory=lambda: secrets.token_urlsafe(_TOKEN_BYTES))
+    _link: str = field(default_factory=fresh_token)
+    _session: str = field(default_factory=fresh_token)
 
     @property
     def link(self) -> str:
@@ -72,7 +53,7 @@ class WatchApp:
 
     def respond(self, method: str, target: str, headers: Mapping[str, str]) -> Response:
         """The answer to any request; ``headers`` by lower-case name."""
-        if headers.get("host", "").lower() not in {f"{name}:{self.port}" for name in ("localhost", "127.0.0.1", "[::1]")}:
+        if not host_is_known(headers.get("host", ""), self.port):
             return _plain(403, "This address is not served here.")
         if method != "GET":
             return _plain(405, "Only GET.", {"Allow": "GET"})
@@ -93,19 +74,15 @@ class WatchApp:
 
     def _open(self, token: str) -> Response:
         """The link works once; the next one is told to the terminal, for another browser."""
-        if not _same(token, self._link):
+        if not same(token, self._link):
             return _plain(401, "This link was used before, or never was one. Open the one that tether watch has printed last.")
-        self._link = secrets.token_urlsafe(_TOKEN_BYTES)
+        self._link = fresh_token()
         self.on_new_link(self.link)
-        cookie = f"{self.cookie}={self._session}; Path=/; HttpOnly; SameSite=Strict"
-        return _response(200, _WELCOME, "text/html", _NOTHING, {"Set-Cookie": cookie})
+        return _response(200, welcome("/", "The report"), "text/html", NOTHING, {"Set-Cookie": cookie_header(self.cookie, self._session)})
 
     def _knows(self, header: str) -> bool:
-        try:
-            found = SimpleCookie(header).get(self.cookie)
-        except CookieError:
-            return False
-        return found is not None and _same(found.value, self._session)
+        found = cookie(header, self.cookie)
+        return found is not None and same(found, self._session)
 
     def _page(self) -> Response:
         now = self.live.snapshot()
@@ -119,17 +96,13 @@ class WatchApp:
         if have == now.version:
             return _plain(204, "")
         told = {"X-Tether-Version": now.version, "X-Tether-State": quote(now.state)}
-        return _response(200, now.main, "text/html", _NOTHING, told)
-
-
-def _same(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode())
+        return _response(200, now.main, "text/html", NOTHING, told)
 
 
 def _plain(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    return _response(status, text, "text/plain", _NOTHING, headers or {})
+    return _response(status, text, "text/plain", NOTHING, headers or {})
 
 
 def _response(status: int, text: str, kind: str, policy: str, headers: Mapping[str, str]) -> Response:
     own = {"Content-Type": f"{kind}; charset=utf-8", "Content-Security-Policy": policy}
-    return Response(status, text.encode("utf-8"), {**_ALWAYS, **own, **headers})
+    return Response(status, text.encode("utf-8"), {**ALWAYS, **own, **headers})

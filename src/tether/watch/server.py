@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tether.errors import RunError
+from tether.access import listen_on_loopback
 from tether.watch.app import Response, WatchApp
 from tether.watch.live import Live
 
@@ -43,7 +42,7 @@ def watch(folder: str | Path, *, port: int = 0, say: Callable[[str], object] = _
 def serve(folder: Path, port: int = 0, say: Callable[[str], object] = _say) -> Iterator[WatchApp]:
     """The app, served in the background for the length of the block."""
     live = Live(folder)
-    listeners = _listen(port)
+    listeners = listen_on_loopback(port)
     app = WatchApp(live, listeners[0].getsockname()[1], lambda link: say(f"Opened. For another browser:\n  {link}"))
     servers = [_Server(listener, app) for listener in listeners]
     threads = [threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="tether-watch", daemon=True) for server in servers]
@@ -55,35 +54,6 @@ def serve(folder: Path, port: int = 0, say: Callable[[str], object] = _say) -> I
         for server in servers:
             server.shutdown()
             server.server_close()
-
-
-def _listen(port: int) -> list[socket.socket]:
-    """Listeners of one port on 127.0.0.1 and, where the machine has it, ::1."""
-    for _ in range(20 if port == 0 else 1):
-        try:
-            first = _bound(socket.AF_INET, "127.0.0.1", port)
-        except OSError as error:
-            told = f"port {port} of 127.0.0.1 cannot be used ({error.strerror}); take another --port, or none for a free one"
-            raise RunError(told) from error
-        try:
-            return [first, _bound(socket.AF_INET6, "::1", first.getsockname()[1])]
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                return [first]  # no IPv6 here
-            first.close()
-    raise RunError("no port is free on both 127.0.0.1 and ::1; name one with --port")
-
-
-def _bound(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen(64)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 class _Server(ThreadingHTTPServer):

@@ -1,0 +1,153 @@
+"""How a collection goes, for its owner: who has done how much, how fast, and whether sides or haste show. Numbers only, no markup."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import median
+
+from tether.collect.judgement import Choice, Judgement
+from tether.collect.stats.command import collect_stats
+from tether.collect.stats.summary import CollectSummary, Figure
+from tether.collect.stats.words import band_text, figure_value
+from tether.collect.store import Store
+from tether.report.charts import Chart, chart
+
+__all__ = ["Measured", "Overview", "Person", "overview"]
+
+_MOST_LINES = 8  # as many colours as a chart has
+_WINDOW = 15  # judgements in a running median
+_FIGURES = (
+    "raw_agreement", "decided_agreement", "alpha_nominal", "ceiling", "left_share", "longer_wins", "gold_accuracy", "repeat_agreement",
+    "odd_times",
+)  # fmt: skip
+_PREFERENCES = (Choice.FIRST, Choice.SECOND)
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """One annotator's row. Shares are None where nothing was counted yet; ``seconds``: median of active time on an item."""
+
+    name: str
+    judged: int
+    skipped: int
+    open: int
+    seconds: float | None
+    ties: float | None
+    left: float | None
+    num_sided: int
+    latest: str
+    notes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A figure of ``tether.collect.stats`` in words. ``advice`` where it lies outside what is good, or why it is not known."""
+
+    name: str
+    value: str
+    good: str
+    meaning: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What the page shows. ``wanted`` and ``got``: judgements of ordinary items; ``warnings``: what to know before reading the figures."""
+
+    question: str
+    num_items: int
+    wanted: int
+    got: int
+    people: tuple[Person, ...]
+    charts: tuple[Chart, ...]
+    measured: tuple[Measured, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def overview(store: Store) -> Overview:
+    """Read everything anew: this page is asked for seldom."""
+    by_person: dict[str, list[Judgement]] = {annotator.id: [] for annotator in store.annotators()}
+    for judgement in store.judgements():
+        by_person.setdefault(judgement.annotator, []).append(judgement)
+    states = list(store.item_states())
+    names = {annotator.id: annotator.name for annotator in store.annotators()}
+    answers = {state.item.item_id: state.item.answers for state in states}
+    worth = collect_stats(store) if any(by_person.values()) else None
+    notes = {row.name: "; ".join(row.notes) for row in worth.annotators} if worth else {}
+    people = tuple(_person(store, who, names.get(who, who), said, answers, notes.get(who, "")) for who, said in by_person.items())
+    named = {names.get(who, who): said for who, said in by_person.items() if said}
+    return Overview(
+        question=store.settings.question,
+        num_items=len(states),
+        wanted=sum(state.wanted or 0 for state in states),
+        got=sum(min(state.judged, state.wanted or 0) for state in states),
+        people=people,
+        charts=tuple(_charts(named)) if named else (),
+        measured=tuple(_measured(worth)) if worth else (),
+        warnings=worth.warnings if worth else (),
+    )
+
+
+def _measured(worth: CollectSummary) -> list[Measured]:
+    """The figures an owner looks at while people work; `tether collect stats` has all of them."""
+
+    def words(figure: Figure) -> Measured:
+        advice = figure.advice if figure.verdict in ("look", "unclear") else ""
+        missing = f"Not known yet: {figure.missing}." if figure.value is None else ""
+        return Measured(figure.name.replace("_", " "), figure_value(figure), band_text(figure), figure.meaning, advice or missing)
+
+    return [words(worth.figure(name)) for name in _FIGURES]
+
+
+def _person(
+    store: Store, who: str, name: str, said: Sequence[Judgement], answers: Mapping[str, tuple[str, ...]], notes: str
+) -> Person:
+    progress = store.progress(who)
+    words = [judgement for judgement in said if judgement.choice is not Choice.SKIP]
+    sided = [judgement for judgement in words if judgement.choice in _PREFERENCES]
+    seconds = [judgement.seconds for judgement in words if judgement.seconds is not None]
+    equal = sum(judgement.choice in (Choice.TIE, Choice.BOTH_BAD) for judgement in words)
+    return Person(
+        name=name,
+        judged=progress.judged,
+        skipped=progress.skipped,
+        open=progress.open,
+        seconds=median(seconds) if seconds else None,
+        ties=equal / len(words) if words else None,
+        left=sum(_left(judgement, answers) for judgement in sided) / len(sided) if sided else None,
+        num_sided=len(sided),
+        latest=max((judgement.made_at for judgement in said), default="")[:16].replace("T", " "),
+        notes=notes,
+    )
+
+
+def _left(judgement: Judgement, answers: Mapping[str, tuple[str, ...]]) -> bool:
+    first_won = judgement.choice is Choice.FIRST
+    return (judgement.shown[0] == answers[judgement.item_id][0]) is first_won
+
+
+def _charts(named: Mapping[str, Sequence[Judgement]]) -> list[Chart]:
+    shown = dict(sorted(named.items(), key=lambda pair: -len(pair[1]))[:_MOST_LINES])
+    hidden = len(named) - len(shown)
+    who = f" The {_MOST_LINES} who did most of {len(named)}." if hidden else ""
+    start = min(_time(judgement) for said in named.values() for judgement in said)
+    done = {name: _curve([((_time(j) - start) / 3600, k + 1.0) for k, j in enumerate(said)]) for name, said in shown.items()}
+    pace = {name: _running_median([j.seconds for j in said if j.seconds is not None]) for name, said in shown.items()}
+    return [
+        chart("Judgements", "count", f"Judgements and skips that stand, over time.{who}", done, x_label="hours since the first"),
+        chart("Speed", "s", f"Active seconds on an item, median of the last {_WINDOW}.{who}", pace, x_label="judgement"),
+    ]
+
+
+def _curve(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    return sorted(points)
+
+
+def _running_median(seconds: Sequence[float]) -> list[tuple[float, float]]:
+    return [(float(k), float(median(seconds[max(0, k - _WINDOW) : k]))) for k in range(1, len(seconds) + 1)]
+
+
+def _time(judgement: Judgement) -> float:
+    return datetime.fromisoformat(judgement.made_at).timestamp()

@@ -1,0 +1,112 @@
+// Requests to our own server, and judgements that wait until it has them.
+"use strict";
+
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+// The answer of a request as JSON. Raises Refused where the server said no, TypeError where there was none.
+export async function ask(path, body) {
+  const options = body === undefined
+    ? { headers: { "X-Tether": "1" } }
+    : { method: "POST", headers: { "X-Tether": "1", "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  const answer = await fetch(path, { ...options, cache: "no-store", credentials: "same-origin", redirect: "error", signal: AbortSignal.timeout(15_000) });
+  if (!answer.ok) throw new Refused(answer.status, (await answer.text()).slice(0, 300));
+  return answer.json();
+}
+
+export function freshId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+export const LATER = new Set([401, 403, 408, 429, 500, 502, 503, 504, 507]);  // the judgement is fine; the moment is not
+
+// Judgements leave in the order they were made. Each stays in the browser's storage until the server has acknowledged it,
+// also over a reload, and carries an id that lets the server store it once however often it is sent.
+export class Outbox {
+  // `onState(text, waiting)`: what to tell the annotator; an empty text where all is well.
+  constructor(annotator, onState) {
+    this.key = "tether-outbox-" + annotator;
+    this.onState = onState;
+    this.waiting = this.load();
+    this.pause = 1000;
+    this.sending = null;
+    addEventListener("online", () => this.hurry());
+  }
+
+  load() {
+    try {
+      const found = JSON.parse(localStorage.getItem(this.key) || "[]");
+      return Array.isArray(found) ? found : [];
+    } catch {
+      return [];
+    }
+  }
+
+  save() {
+    try {
+      localStorage.setItem(this.key, JSON.stringify(this.waiting));
+    } catch {
+      // A browser without storage: they are kept for as long as the page is open.
+    }
+  }
+
+  add(judgement) {
+    this.waiting.push(judgement);
+    this.save();
+  }
+
+  // Resolves when the server has everything; raises Refused, at the end, for what it will never take.
+  flush() {
+    this.sending ||= this.work().finally(() => { this.sending = null; });
+    return this.sending;
+  }
+
+  async work() {
+    let refused = null;
+    while (this.waiting.length) {
+      try {
+        await ask("/api/judgements", this.waiting[0]);
+        this.drop();
+      } catch (error) {
+        if (error instanceof Refused && !LATER.has(error.status)) {
+          this.drop();
+          refused = error;
+          continue;
+        }
+        this.onState(this.reason(error), true);
+        await this.rest(error instanceof Refused && error.status === 429 ? 1000 : this.pause);
+        this.pause = Math.min(2 * this.pause, 15_000);
+      }
+    }
+    this.onState("", false);
+    if (refused) throw refused;
+  }
+
+  drop() {
+    this.waiting.shift();
+    this.save();
+    this.pause = 1000;
+  }
+
+  reason(error) {
+    const kept = "Kept here, not saved yet. ";
+    if (!(error instanceof Refused)) return kept + "The server cannot be reached; it is tried again.";
+    if (error.status === 401 || error.status === 403) return kept + "You are signed out, perhaps because the server was started anew. Open the new link in this browser.";
+    if (error.status === 507) return kept + "The server's disk is full. Tell the owner; it is tried again.";
+    return kept + "The server is busy; it is tried again.";
+  }
+
+  rest(ms) {
+    return new Promise((resolve) => { this.wake = resolve; setTimeout(resolve, ms); });
+  }
+
+  hurry() {
+    this.pause = 1000;
+    this.wake?.();
+  }
+}
