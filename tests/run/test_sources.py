@@ -9,12 +9,13 @@ import pytest
 from tether.cli import main
 from tether.collect.exchange.formats import trl
 from tether.collect.exchange.imported import import_rows
+from tether.collect.judgement import Choice, Judgement
 from tether.collect.settings import Settings
 from tether.collect.store import Store
 from tether.config import JudgedSource, parse_config
 from tether.errors import ConfigError, DataError, StoreError
 from tether.run.pipeline import run
-from tether.run.sources import answer_rows, comparison_rows, load_comparisons, load_demonstrations
+from tether.run.sources import answer_rows, comparison_rows, load_comparisons, load_demonstrations, load_judgements
 from tether.types import Comparison, Message
 
 
@@ -41,6 +42,22 @@ def test_judgements_become_comparisons_with_margins(database):
     plain = load_comparisons(source(database, limit=2))
     assert plain[0] == Comparison((Message("user", "Word 0?"),), (Message("assistant", "yes 0"),), (Message("assistant", "no 0"),))
     assert len(plain) == 2
+
+
+def test_shares_of_votes_are_labels_of_a_reward_model_and_of_nothing_else(database):
+    """The first pair: 2 of 3 votes for the first answer; a tie counts half."""
+    with Store.open(database) as store:
+        item = next(iter(store.items()))
+        for name, choice in (("Bo", Choice.FIRST), ("Cy", Choice.SECOND)):
+            annotator = store.add_annotator(name).id
+            store.record(Judgement(f"j-{name}", item.item_id, annotator, choice, item.answers))
+    found = load_judgements(source(database, judgements={"labels": "share"}))
+    assert [one.label for one in found] == [pytest.approx(2 / 3), *[1.0] * 15]
+    assert [one.label for one in load_judgements(source(database))] == [1.0] * 16
+    for section in ('[sft]\n', '[direct.d]\nkind = "dpo"\n'):
+        text = f'[model]\npath = "tiny"\n{section}data = {{path = "{database}", judgements = {{labels = "share"}}}}\n'
+        with pytest.raises(ConfigError, match="labels has an effect on reward models alone"):
+            parse_config(text, ".toml")
 
 
 def test_the_hash_follows_the_rows_and_nothing_else(database):

@@ -61,6 +61,8 @@ class DirectConfig(Section):
         """Settings that this kind would not read, each with a remedy."""
         if self.label_smoothing and self.kind not in _SMOOTHED:
             yield f"label_smoothing has no effect with kind = {self.kind!r}; drop it or use 'cdpo' or 'robust'"
+        if self.data.judgements is not None and self.data.judgements.labels != "majority":
+            yield "data.judgements.labels has an effect on reward models alone; drop it here"
         if self.gamma and self.kind != "simpo":
             yield f"gamma has no effect with kind = {self.kind!r}; drop it or use 'simpo'"
         if self.kto_weights is not None and self.kind != "kto":

@@ -68,6 +68,8 @@ class JudgementsConfig(Section):
     """Pairs with a smaller share of votes for the chosen answer are left out."""
     without: tuple[str, ...] = ()
     """Ids of annotators whose word does not count."""
+    labels: Literal["majority", "share"] = "majority"
+    """Of a reward model: the chosen answer is better, or it is with the probability of its share of votes (ties count half)."""
 
 
 class JudgedSource(DataSource):

@@ -26,6 +26,12 @@ class SFTConfig(Section):
     optim: OptimConfig = OptimConfig(learning_rate=2e-5, warmup_steps=2)
     """Optimiser of this stage."""
 
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> SFTConfig:
+        if self.data.judgements is not None and self.data.judgements.labels != "majority":
+            raise ValueError("data.judgements.labels has an effect on reward models alone; drop it here")
+        return self
+
 
 class TiesConfig(Section):
     """Ties as an outcome of their own; without this section a tie is a comparison with label .5."""

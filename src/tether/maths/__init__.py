@@ -24,22 +24,8 @@ from .advantages import (
     rloo_advantages,
     sum_then_normalize_advantages,
 )
-from .bandits import (
-    LengthHack,
-    forward_kl_optimum,
-    length_hack,
-    reverse_kl_optimum,
-    reverse_kl_value,
-)
-from .best_of_n import (
-    BestOfNKL,
-    bon_kl,
-    bon_kl_bound,
-    bon_select,
-    bon_unbiased,
-    pass_at_k,
-    principle_vote,
-)
+from .bandits import LengthHack, forward_kl_optimum, length_hack, reverse_kl_optimum, reverse_kl_value
+from .best_of_n import BestOfNKL, bon_kl, bon_kl_bound, bon_select, bon_unbiased, pass_at_k, principle_vote
 from .importance import (
     ImportanceMode,
     MismatchKL,
@@ -108,20 +94,9 @@ from .memory import (
     logits_bytes,
     static_bytes,
 )
-from .moments import (
-    Moments,
-    moments,
-    whiten_with,
-)
-from .optimisers import (
-    AdamEps,
-    adam_path,
-)
-from .overoptimisation import (
-    OptimisationKind,
-    Overoptimisation,
-    fit_overoptimisation,
-)
+from .moments import Moments, moments, whiten_with
+from .optimisers import AdamEps, adam_path
+from .overoptimisation import OptimisationKind, Overoptimisation, fit_overoptimisation
 from .policy_loss import (
     PolicyMeans,
     PolicyStats,
@@ -175,25 +150,10 @@ from .reward_loss import (
     rao_kupper,
     smoothed_labels,
 )
-from .sequence_loss import (
-    SequenceSurrogate,
-    gmpo,
-    gspo,
-    gspo_token,
-)
-from .text_stats import (
-    LengthStats,
-    NgramStats,
-    distinct_share,
-    length_stats,
-    ngram_stats,
-)
+from .sequence_loss import SequenceSurrogate, gmpo, gspo, gspo_token
+from .text_stats import LengthStats, NgramStats, distinct_share, length_stats, ngram_stats
 from .tie_loss import davidson_loss, rao_kupper_loss
-from .value_loss import (
-    ValueLoss,
-    explained_variance,
-    value_loss,
-)
+from .value_loss import ValueLoss, explained_variance, value_loss
 
 __all__ = [
     "CHUNK_ELEMENTS",

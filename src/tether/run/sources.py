@@ -38,7 +38,10 @@ class SourceRows:
 
 
 def comparison_rows(source: JudgedSource) -> SourceRows:
-    """Rows with `prompt`, `chosen`, `rejected` (and `margin`). Raises errors of files and databases, and ConfigError."""
+    """Rows with `prompt`, `chosen`, `rejected`; of a database also `margin`, and `label` where it is asked for.
+
+    Raises errors of files and databases, and ConfigError.
+    """
     if not is_database(source.path):
         return SourceRows(_from_file(source))
     return _from_database(source)
@@ -100,12 +103,14 @@ def _from_database(source: JudgedSource, *, every: bool = False) -> SourceRows:
 
     if urlsplit(source.path).password:
         raise ConfigError("the URL holds a password, and a run keeps its configuration: put it into ~/.pgpass or PGPASSWORD instead")
-    options = {} if source.judgements is None else source.judgements.model_dump()
+    options = {} if source.judgements is None else source.judgements.model_dump(exclude={"labels"})
+    shares = source.judgements is not None and source.judgements.labels == "share"
     rule = Rule(**{"split": source.split, **options})
     report = ExportReport()
     with Store.open(source.path) as store:
         place = store.place
-        rows = [{name: row[name] for name in _COLUMNS} for row in export_rows(store, rule, report)]
+        exported = export_rows(store, rule, report)
+        rows = [{name: row[name] for name in _COLUMNS} | ({"label": row["soft_label"]} if shares else {}) for row in exported]
     kept = rows if every else rows[: source.limit]
     if not kept:
         raise DataError(f"{place} [{source.split}]: no comparisons ({report})")
