@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,22 @@ def judge_all(store: Store, annotator: str = "a1", choice: Choice = Choice.FIRST
         store.record(said(shown, annotator, choice))
         order.append(shown.item.item_id)
     return order
+
+
+def gives_different_items(url) -> None:
+    """Eight annotators who ask at one moment get eight items."""
+    with small_store(url, num_items=8, overlap=0.0) as store:
+        names = ["a1", *(store.add_annotator(f"n{i}").id for i in range(7))]
+        barrier, given = threading.Barrier(len(names)), {}
+
+        def ask(annotator: str) -> None:
+            with Store.open(url) as own:
+                barrier.wait()
+                given[annotator] = own.next_item(annotator).item.item_id
+
+        threads = [threading.Thread(target=ask, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(set(given.values())) == len(names)

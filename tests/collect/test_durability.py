@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from kill_tools import survives
-from small_collection import said, small_store
+from small_collection import gives_different_items, said, small_store
 
 from tether.collect.judgement import Choice, Judgement
 from tether.collect.store import Store
@@ -72,22 +72,7 @@ def test_one_annotator_in_two_windows_gives_one_word(tmp_path):
 
 
 def test_items_given_out_at_one_moment_are_different(tmp_path):
-    path = tmp_path / "x.db"
-    with small_store(path, num_items=8, overlap=0.0) as store:
-        names = ["a1", *(store.add_annotator(f"n{i}").id for i in range(7))]
-        barrier, given = threading.Barrier(len(names)), {}
-
-        def ask(annotator: str) -> None:
-            with Store.open(path) as own:
-                barrier.wait()
-                given[annotator] = own.next_item(annotator).item.item_id
-
-        threads = [threading.Thread(target=ask, args=(name,)) for name in names]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(set(given.values())) == len(names)
+    gives_different_items(tmp_path / "x.db")
 
 
 @pytest.mark.slow

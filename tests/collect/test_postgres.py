@@ -8,14 +8,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kill_tools import survives
-from small_collection import judge_all, said, small_store
+from small_collection import gives_different_items, judge_all, said, small_store
 
 from tether.collect.engine import reading
 from tether.collect.engine import sqlalchemy as sa
@@ -153,21 +152,7 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(url):
 
 
 def test_items_given_out_at_one_moment_are_different(url):
-    with small_store(url, num_items=8, overlap=0.0) as store:
-        names = ["a1", *(store.add_annotator(f"n{i}").id for i in range(7))]
-        barrier, given = threading.Barrier(len(names)), {}
-
-        def ask(annotator: str) -> None:
-            with Store.open(url) as own:
-                barrier.wait()
-                given[annotator] = own.next_item(annotator).item.item_id
-
-        threads = [threading.Thread(target=ask, args=(name,)) for name in names]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(set(given.values())) == len(names)
+    gives_different_items(url)
 
 
 def test_a_full_disk_says_so(url):

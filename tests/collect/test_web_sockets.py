@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 
 import pytest
+from local_sockets import addresses, raw
 from web_tools import MODEL, collection
 
 from tether.cli import main
@@ -31,13 +32,6 @@ def _port(office: Office) -> int:
     return office.visitors.port
 
 
-def _raw(port: int, data: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(data.replace(b"PORT", str(port).encode()))
-        connection.shutdown(socket.SHUT_WR)
-        return b"".join(iter(lambda: connection.recv(65536), b""))
-
-
 def _status(port: int, path: str, address: str = "127.0.0.1") -> int:
     connection = http.client.HTTPConnection(address, port, timeout=10)
     connection.request("GET", path)
@@ -46,21 +40,9 @@ def _status(port: int, path: str, address: str = "127.0.0.1") -> int:
     return status
 
 
-def _addresses(port: int) -> set[str]:
-    """Local addresses that listen on ``port``, as the kernel writes them."""
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with open(table) as lines:
-            for line in list(lines)[1:]:
-                local, state = line.split()[1], line.split()[3]
-                if state == "0A" and int(local.partition(":")[2], 16) == port:
-                    found.add(local.partition(":")[0])
-    return found
-
-
 def test_w1_listens_on_loopback_alone(office):
-    assert _addresses(_port(office)) <= {"0100007F", "00000000000000000000000001000000"}
-    assert "0100007F" in _addresses(_port(office))
+    assert addresses(_port(office)) <= {"0100007F", "00000000000000000000000001000000"}
+    assert "0100007F" in addresses(_port(office))
     assert _status(_port(office), "/") == 401
 
 
@@ -78,7 +60,7 @@ def test_w1_another_address_is_warned_of_and_needs_the_token(tmp_path, monkeypat
 
 def test_w1_another_address_answers_under_its_own_name_alone(tmp_path):
     with serving(collection(tmp_path / "b.db"), host="127.0.0.2", say=lambda _: None) as office:
-        assert _addresses(_port(office)) == {"0200007F"}
+        assert addresses(_port(office)) == {"0200007F"}
         assert _status(_port(office), "/", "127.0.0.2") == 401
         assert _status(_port(office), office.link(Visitor(Role.OWNER)).partition(str(_port(office)))[2], "127.0.0.2") == 200
         with socket.create_connection(("127.0.0.2", _port(office)), timeout=10) as connection:
@@ -126,7 +108,7 @@ ODD = [
 
 @pytest.mark.parametrize(("data", "status"), ODD, ids=range(len(ODD)))
 def test_w7_odd_requests_are_answered_with_the_headers_and_no_more(office, data, status):
-    answer = _raw(_port(office), data)
+    answer = raw(_port(office), data)
     assert status in answer.partition(b"\r\n")[0]
     assert b"nosniff" in answer
     assert b"default-src 'none'" in answer
@@ -138,7 +120,7 @@ def test_w7_odd_requests_are_answered_with_the_headers_and_no_more(office, data,
 def test_w5_no_websocket_whatever_its_origin(office):
     for origin in (b"http://127.0.0.1:PORT", b"http://evil.example"):
         head = b"GET /api/next HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nOrigin: " + origin
-        answer = _raw(_port(office), head + b"\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n")
+        answer = raw(_port(office), head + b"\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n")
         assert b" 401 " in answer.partition(b"\r\n")[0]
 
 

@@ -39,6 +39,19 @@ class CrashAt(Quiet):
             raise Crash
 
 
+def crash_at_call(patch, owner, name: str, number: int) -> None:
+    """The ``number``-th call of a method ends the run before it does anything."""
+    real, calls = getattr(owner, name), []
+
+    def counted(self, *args, **kwargs):
+        calls.append(name)
+        if len(calls) == number:
+            raise Crash
+        return real(self, *args, **kwargs)
+
+    patch.setattr(owner, name, counted)
+
+
 def turn(content, role="user"):
     return [{"role": role, "content": content}]
 

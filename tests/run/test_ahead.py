@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 from pydantic import ValidationError
-from small_runs import ONLINE, Crash, CrashAt, assert_same, figures, make_config, resumed_after, sections_of
+from small_runs import ONLINE, Crash, CrashAt, assert_same, crash_at_call, figures, make_config, resumed_after, sections_of
 
 import tether
 from tether.algorithms.experience import Experience
@@ -398,19 +398,6 @@ def test_so_does_every_other_algorithm(unbroken, kind, tmp_path):
     folder = run(config).folder
     assert resumed_after(folder) == [2]
     assert_same(unbroken(kind), folder, "rl.a")
-
-
-def crash_at_call(patch, owner, name, number):
-    """The ``number``-th call of a method ends the run before it does anything."""
-    real, calls = getattr(owner, name), []
-
-    def counted(self, *args, **kwargs):
-        calls.append(name)
-        if len(calls) == number:
-            raise Crash
-        return real(self, *args, **kwargs)
-
-    patch.setattr(owner, name, counted)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import DIRECT, ONLINE, REWARD_FORMS, TRAINERS, Crash, CrashAt, assert_same, make_config, resumed_after, sections_of, turn
+from small_runs import (
+    DIRECT,
+    ONLINE,
+    REWARD_FORMS,
+    TRAINERS,
+    Crash,
+    CrashAt,
+    assert_same,
+    crash_at_call,
+    make_config,
+    resumed_after,
+    sections_of,
+    turn,
+)
 
 from tether.backends.local import LocalWorker
 from tether.config import RunConfig
@@ -117,19 +130,6 @@ def test_the_optimiser_the_cursor_and_the_answers_are_the_same_too(tmp_path):
 
 
 # -- inside a step -----------------------------------------------------------------------------------------------------------
-
-
-def crash_at_call(monkeypatch, owner, name: str, number: int) -> None:
-    """The ``number``-th call of a method ends the run before it does anything."""
-    real, calls = getattr(owner, name), []
-
-    def counted(self, *args, **kwargs):
-        calls.append(name)
-        if len(calls) == number:
-            raise Crash
-        return real(self, *args, **kwargs)
-
-    monkeypatch.setattr(owner, name, counted)
 
 
 @pytest.mark.parametrize("kind", [*TRAINERS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in REWARD_FORMS)])

@@ -7,17 +7,11 @@ import http.client
 import socket
 
 import pytest
+from local_sockets import addresses, raw
 
 from tether.errors import RunError
 from tether.watch import watch
 from tether.watch.server import serve
-
-
-def _raw(port: int, data: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
-        return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def _get(port: int, path: str, cookie: str = "", address: str = "127.0.0.1") -> tuple[int, dict[str, str], bytes]:
@@ -26,18 +20,6 @@ def _get(port: int, path: str, cookie: str = "", address: str = "127.0.0.1") -> 
     answer = connection.getresponse()
     found = answer.status, dict(answer.headers), answer.read()
     connection.close()
-    return found
-
-
-def _addresses(port: int) -> set[str]:
-    """Local addresses that listen on ``port``, as the kernel writes them."""
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with open(table) as lines:
-            for line in list(lines)[1:]:
-                local, state = line.split()[1], line.split()[3]
-                if state == "0A" and int(local.partition(":")[2], 16) == port:
-                    found.add(local.partition(":")[0])
     return found
 
 
@@ -60,8 +42,8 @@ def test_link_to_page(running):
 
 def test_listens_on_loopback_alone(running):
     with serve(running.folder, say=lambda _: None) as app:
-        assert _addresses(app.port) <= {"0100007F", "00000000000000000000000001000000"}
-        assert "0100007F" in _addresses(app.port)
+        assert addresses(app.port) <= {"0100007F", "00000000000000000000000001000000"}
+        assert "0100007F" in addresses(app.port)
 
 
 def test_ipv6(running):
@@ -87,7 +69,7 @@ def test_ipv6(running):
 )
 def test_odd_requests_are_answered_with_the_headers_and_no_more(running, data: bytes, status: bytes):
     with serve(running.folder, say=lambda _: None) as app:
-        answer = _raw(app.port, data.replace(b"PORT", str(app.port).encode()))
+        answer = raw(app.port, data.replace(b"PORT", str(app.port).encode()))
         assert status in answer.partition(b"\r\n")[0]
         assert b"nosniff" in answer
         assert b"Python" not in answer
