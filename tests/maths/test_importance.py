@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tether import maths
-from tether.maths import ImportanceMode
+from tether.maths import ImportanceMode, KLEstimator, kl_units, off_policy_kl, prefix_weights
 
 NAN = float("nan")
 OLD = torch.tensor([[math.log(3.0), math.log(0.5), NAN]])
@@ -86,3 +86,32 @@ def test_geometric_mask_drops_a_row_outside_on_either_side():
     for low, high in ((1.3, None), (None, 1.2)):
         out = maths.is_weights(OLD, SAMPLER, MASK, ImportanceMode.SEQ_GEO_MASK, low, high)
         assert out.tolist() == [[0, 0, 0]]
+
+
+# -- answers of another policy -------------------------------------------------------------------------------------------------
+
+
+def test_prefix_weights_multiply_up_to_the_token():
+    old, sampler = torch.log(torch.tensor([[3.0, 0.5, NAN]])), torch.zeros(1, 3)
+    weights = prefix_weights(old, sampler, torch.tensor([[True, True, False]]))
+    torch.testing.assert_close(weights, torch.tensor([[3.0, 1.5, 0.0]]))
+
+
+def test_off_policy_kl_of_the_docstring():
+    old, ref, sampler = (torch.log(torch.tensor([x])) for x in ([0.5, 0.4], [0.25, 0.4], [0.25, 0.8]))
+    found = off_policy_kl(old, ref, sampler, torch.ones(1, 2, dtype=torch.bool))
+    assert float(found.rows_B[0]) == pytest.approx(2 * math.log(2))
+    assert found.seq_sum_mean_nats == pytest.approx(2 * math.log(2))
+    assert found.token_mean_nats == pytest.approx(2 * math.log(2) / 3)
+
+
+def test_off_policy_kl_with_equal_policies_is_the_plain_one_and_empty_rows_count_nowhere():
+    generator = torch.Generator().manual_seed(3)
+    old, ref = -torch.rand(3, 4, generator=generator), -torch.rand(3, 4, generator=generator)
+    mask = torch.tensor([[True, True, False, True], [False] * 4, [True] * 4])
+    for estimator in KLEstimator:
+        found, plain = off_policy_kl(old, ref, old, mask, estimator), kl_units(old, ref, mask, estimator)
+        assert found.seq_sum_mean_nats == pytest.approx(float(plain.seq_sum_mean_nats))
+        assert found.token_mean_nats == pytest.approx(float(plain.token_mean_nats))
+    with pytest.raises(ValueError, match="no live position"):
+        off_policy_kl(old, ref, old, torch.zeros(3, 4, dtype=torch.bool))

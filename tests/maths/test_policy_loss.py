@@ -265,3 +265,15 @@ def test_entropy_bonus_raises_entropy():
 def test_negative_clip_widths_are_refused():
     with pytest.raises(ValueError, match="clip widths"):
         _one(1.0, 1.0, eps_low=-0.1)
+
+
+def test_update_kl_of_another_policys_tokens_is_weighted_and_shares_are_not():
+    """Ratios 1.5 and .5 with weights 2 and 0: the KL is twice that of the first token, the clip shares are of both."""
+    logprobs, old = torch.log(torch.tensor([[1.5, 0.5]])), torch.zeros(1, 2)
+    mask, advantages = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[1.0, -1.0]])
+    plain = maths.policy_stats(logprobs[:, :1], old[:, :1], advantages[:, :1], mask[:, :1])
+    weighted = maths.policy_stats(logprobs, old, advantages, mask, weights_BT=torch.tensor([[2.0, 0.0]]))
+    assert weighted.approx_kl_k1 == pytest.approx(2 * plain.approx_kl_k1)
+    assert weighted.approx_kl_k3 == pytest.approx(2 * plain.approx_kl_k3)
+    unweighted = maths.policy_stats(logprobs, old, advantages, mask)
+    assert weighted.clip_high == unweighted.clip_high == 1

@@ -142,3 +142,21 @@ def test_linear_fit_halves_a_step_that_overshoots():
 def test_linear_fit_says_when_it_did_not_converge():
     with pytest.raises(RuntimeError, match="did not converge in 1 steps"):
         maths.linear_bt_fit(torch.tensor([[1.0]]), 0.25, max_steps=1)
+
+
+@pytest.mark.parametrize(
+    ("label", "smoothing", "q"), [(0.75, 0.0, 0.75), (0.0, 0.0, 0.0), (0.9, 0.1, 0.82), (0.5, 0.3, 0.5), (1.0, 0.1, 0.9), (0.2, 0.1, 0.26)]
+)
+def test_a_soft_label_weighs_both_outcomes(label, smoothing, q):
+    """q softplus(-1) + (1 - q) softplus(1), as a number for all pairs and as one a pair."""
+    one, zero = torch.tensor([1.0]), torch.tensor([0.0])
+    expected = q * math.log1p(math.exp(-1)) + (1 - q) * math.log1p(math.exp(1))
+    for labels in (label, torch.tensor([label])):
+        found = maths.bt_loss(one, zero, label_smoothing=smoothing, labels=labels)
+        assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("labels", [1.5, -0.1, float("nan")])
+def test_a_label_that_is_no_probability_is_refused(labels):
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 1\]"):
+        maths.bt_loss(torch.ones(2), torch.zeros(2), labels=torch.tensor([1.0, labels]))

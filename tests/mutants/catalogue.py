@@ -490,7 +490,8 @@ MUTANTS = [
     ),
     Mutant(
         "a tie is a loss", "reward_loss.py",
-        "right_B = (gap_B > 0).double() + 0.5 * (gap_B == 0).double()", "right_B = (gap_B > 0).double()", "accuracy of equal scores 0",
+        "accuracy=float(torch.where(level_B, 0.5, right_B)[decided_B].mean())", "accuracy=float(right_B[decided_B].mean())",
+        "accuracy of equal scores 0",
     ),
     Mutant(
         "plackett-luce from the worst", "reward_loss.py",
@@ -582,6 +583,35 @@ MUTANTS = [
     Mutant(
         "every full row is truncated", "text_stats.py",
         "(lengths_B >= max_new_tokens) & ~ended_B", "lengths_B >= max_new_tokens", "an EOS at the limit is an end",
+    ),
+    Mutant(
+        "a weight of the token for one of the prefix", "importance.py",
+        "exp_within_range(log_ratio_BT.cumsum(-1))", "exp_within_range(log_ratio_BT)", "KL of stale answers biased",
+    ),
+    Mutant(
+        "stale KL divided by tokens that the sampler drew", "importance.py",
+        "float(total / weights_BT.double().sum())", "float(total / mask_BT.sum())", "mean over another policy's tokens",
+    ),
+    Mutant(
+        "soft label of the other side", "reward_loss.py",
+        "losses_B = q_B * losses_B + (1 - q_B) * softplus(z_B)", "losses_B = (1 - q_B) * losses_B + q_B * softplus(z_B)",
+        "three of four votes count as one",
+    ),
+    Mutant(
+        "smoothing away from the label", "reward_loss.py",
+        "(1 - label_smoothing) * labels_B + label_smoothing * (1 - labels_B)", "(1 - label_smoothing) * labels_B", "probability lost",
+    ),
+    Mutant(
+        "a tie is what is left of one win", "tie_loss.py",
+        "torch.log(-torch.expm1(-2 * eta)) + first_B + second_B", "torch.log(-torch.expm1(-2 * eta)) + first_B", "P(tie) not symmetric",
+    ),
+    Mutant(
+        "davidson of the whole gap", "tie_loss.py",
+        "torch.stack([gap_B / 2, -gap_B / 2, log_nu_B])", "torch.stack([gap_B, -gap_B, log_nu_B])", "odds of a win squared",
+    ),
+    Mutant(
+        "update KL of another policy's tokens unweighted", "policy_loss.py",
+        "weights_BT[mask_BT] * x_N for name", "x_N for name", "a mean under the sampler, called one under the old policy",
     ),
     Mutant("beta multiplies", "bandits.py", "torch.softmax(ref_probs_A.log() + rewards_A / beta, -1)",
            "torch.softmax(ref_probs_A.log() + rewards_A * beta, -1)", "larger beta must tether more"),

@@ -43,6 +43,7 @@ TESTS = {
     "value_loss.py": ["maths/test_value_loss", "properties/test_gradients"],
     "importance.py": ["maths/test_importance", "properties/test_kl", "properties/test_policy_losses"],
     "reward_loss.py": ["maths/test_reward_loss", "properties/test_preferences"],
+    "tie_loss.py": ["maths/test_tie_loss"],
     "preference_loss.py": ["maths/test_preference_loss", "properties/test_preferences", "properties/test_gradients"],
     "best_of_n.py": ["maths/test_small_worlds", "maths/test_best_of_n", "properties/test_counting"],
     "optimisers.py": ["maths/test_small_worlds"],

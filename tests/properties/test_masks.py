@@ -92,6 +92,17 @@ FUNCTIONS = {
         )
         for mode in ImportanceMode
     },
+    "prefix_weights": Masked(
+        lambda mask, old_logprobs, sampler_logprobs: maths.prefix_weights(old_logprobs, sampler_logprobs, mask),
+        ("old_logprobs", "sampler_logprobs"),
+    ),
+    **_estimators(
+        "off_policy_kl",
+        lambda mask, e, old_logprobs, ref_logprobs, sampler_logprobs: maths.off_policy_kl(
+            old_logprobs, ref_logprobs, sampler_logprobs, mask, e
+        ),
+        ("old_logprobs", "ref_logprobs", "sampler_logprobs"),
+    ),
     "effective_sample_size": Masked(lambda mask, weights: maths.effective_sample_size(weights, mask), ("weights",)),
     "mismatch_kl": Masked(
         lambda mask, old_logprobs, sampler_logprobs: maths.mismatch_kl(old_logprobs, sampler_logprobs, mask),
@@ -209,7 +220,7 @@ FUNCTIONS = {
 }  # fmt: skip
 
 # A mean over nothing is an error; but `token_sum_norm` divides by rows, live or not.
-MEANS = {"masked_mean", "masked_var", "aggregate", "kl_units", "mismatch_kl"}
+MEANS = {"masked_mean", "masked_var", "aggregate", "kl_units", "mismatch_kl", "off_policy_kl"}
 
 # Nothing to report: these select or read the mask; or a NaN is data to them (an unscorable row).
 SELECTING = {
