@@ -1,6 +1,6 @@
 """W6 and accessibility in a real Chromium: hostile texts are texts, every page passes axe-core in both themes and fits a phone.
 
-With TETHER_SCREENSHOTS=docs/images the pictures of the documentation are taken anew.
+With TETHER_SCREENSHOTS=docs/img the pictures of the documentation are taken anew.
 """
 
 from __future__ import annotations
