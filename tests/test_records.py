@@ -409,3 +409,14 @@ def test_fuzz_2000_rows_raise_nothing_but_data_errors(tmp_path):
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_fuzz_10000_rows_raise_nothing_but_data_errors(tmp_path, seed):
     check_fuzz(tmp_path, 10000, seed)
+
+
+@pytest.mark.parametrize(
+    ("more", "label"),
+    [({}, 1.0), ({"soft_label": 0.5}, 0.5), ({"soft_label": 0.75}, 1.0), ({"soft_label": 0.5, "label": 0.9}, 0.9)],
+)
+def test_a_tie_of_an_export_stays_a_tie(more, label):
+    """What `tether collect export --ties both_orders` writes: neither row is a certain win."""
+    row = {"prompt": "p", "chosen": "a", "rejected": "b", **more}
+    assert comparison_from_row(row).label == label
+

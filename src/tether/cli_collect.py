@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -212,6 +213,8 @@ def serve(
 
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port {port}: expected a number from 0 (a free port) to 65535")
+    if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
+        raise ConfigError(f"the page needs {' and '.join(missing)}; run: pip install 'tether[collect]'")
     from tether.collect.web.server import serve as serve_page
 
     serve_page(database, port=port, host=host, annotators=annotator, names=names)

@@ -139,6 +139,10 @@ def test_a_tie_in_both_orders_gives_two_rows(store):
 
 def test_withdrawn_words_and_named_annotators_do_not_count(store):
     assert list(comparisons(store, Rule(without=("a1",)))) == []
+    name = store.annotators()[0].name
+    assert list(comparisons(store, Rule(without=(name,)))) == []  # by name as well
+    with pytest.raises(ConfigError, match=r"no annotator 'nobody'; known: a1 "):
+        list(comparisons(store, Rule(without=("nobody",))))
     store.undo("a1", "i0 1")
     with pytest.raises(DataError, match=r"leaves no rows \(0 rows of 7 pairs; left out: .*5? no judgement"):
         export_file(store, "unwritten.jsonl", Rule())

@@ -173,3 +173,24 @@ def test_a_folder_that_cannot_be_written_is_a_run_error(config, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(RunError, match="cannot be used as a run folder"):
         run(RunConfig.model_validate({**config, "output": str(tmp_path / "file")}))
+
+
+@pytest.mark.parametrize("stage", ["sft", "rl.grpo"])
+def test_a_finished_stage_is_not_reused_for_other_data(config, tmp_path, stage):
+    """The second round of a collection: more judgements, the same file name. Held-out prompts that changed are evaluated anew."""
+    small = RunConfig.model_validate({**config, "rl": {"grpo": config["rl"]["grpo"]}, "reward_model": None})
+    first = run(small)
+    file = tmp_path / {"sft": "demos.jsonl", "rl.grpo": "prompts.jsonl"}[stage]
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-1]))
+    with pytest.raises(RunError, match=rf"{stage} was made from other data: .*{file.name} has changed since.*--fresh.*--accept-changes"):
+        run(small)
+    run(small, accept_changes=True)
+    file.write_text("".join(lines))
+    run(small)
+    held = tmp_path / "held.jsonl"
+    held.write_text("".join(held.read_text().splitlines(keepends=True)[:-1]))
+    again = run(small)
+    assert again.evaluation["policies"][0]["num_prompts"] == first.evaluation["policies"][0]["num_prompts"] - 1
+    assert (small.folder / "evaluation.old1.json").exists()
+

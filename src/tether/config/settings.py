@@ -67,7 +67,7 @@ class JudgementsConfig(Section):
     min_agreement: float = Field(default=0.0, ge=0, le=1)
     """Pairs with a smaller share of votes for the chosen answer are left out."""
     without: tuple[str, ...] = ()
-    """Ids of annotators whose word does not count."""
+    """Annotators, by id or name, whose word does not count."""
     labels: Literal["majority", "share"] = "majority"
     """Of a reward model: the chosen answer is better, or it is with the probability of its share of votes (ties count half)."""
 

@@ -195,8 +195,8 @@ def _margin(row: Row) -> float:
 def _label(row: Row) -> float:
     """The share of belief in `chosen`; true/false is what judged answers have, and would be misread."""
     value = row.get("label")
-    if value is None:
-        return 1.0
+    if value is None:  # an export of judgements says only how it was decided; what stands there as a tie is one
+        return 0.5 if row.get("soft_label") == 0.5 else 1.0
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise DataError(
             f"`label` of a comparison is the probability that `chosen` is the better answer, a number from 0 to 1 (.5 is a tie), "

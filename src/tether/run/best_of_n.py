@@ -100,7 +100,8 @@ def _notes(rows: Sequence[Mapping[str, Any]], has_gold: bool) -> list[str]:
         return [*notes, "No gold score: the proxy at its own maximum always rises, and says nothing of whether the answers are better."]
     best = max(rows, key=lambda row: row["gold"]["estimate"])
     last = rows[-1]
-    if best["n"] != last["n"]:
+    ends = last["gold"]["high"], best["gold"]["low"]
+    if best["n"] != last["n"] and None not in ends and ends[0] < ends[1]:  # else it may be chance
         fall = best["gold"]["estimate"] - last["gold"]["estimate"]
         notes.append(f"Gold is highest at n = {best['n']} and {fall:.4g} lower at n = {last['n']}: past that the proxy is over-optimised.")
     return notes

@@ -15,7 +15,7 @@ import torch
 from tether import __version__
 from tether.backends.compute import Compute
 from tether.config import RolloutConfig, RunConfig, Section
-from tether.errors import CheckpointError
+from tether.errors import CheckpointError, RunError
 from tether.events import EventLog
 from tether.files import remove
 from tether.models.adapters import LoraSpec
@@ -32,6 +32,7 @@ from tether.run.keeper import StageKeeper, Stateful, differences, other_inputs
 from tether.run.observer import Observer
 from tether.run.recorder import Recorder
 from tether.run.signals import StopSignal
+from tether.run.sources import stage_rows
 from tether.run.warnings import Warnings
 from tether.text.chat import Text
 
@@ -141,6 +142,7 @@ def build_stage(context: Context, name: str, made_from: str, build: Callable[[Pa
     folder = context.folder.stage(name)
     if context.folder.finished(name, made_from) is not None:
         context.folder.verify(name)
+        _refuse_other_data(context, name)
         context.observer.message(f"{name}: finished before, reused from {folder}")
         remove(context.folder.checkpoints(name))  # what a crash kept from being removed
         return folder
@@ -151,6 +153,21 @@ def build_stage(context: Context, name: str, made_from: str, build: Callable[[Pa
     write_cards(context.config, context.folder.path)
     remove(context.folder.checkpoints(name))  # the finished stage is what they were for
     return folder
+
+
+def _refuse_other_data(context: Context, name: str) -> None:
+    """A finished stage is reused for the data that it was made from. Raises RunError where they have changed, unless told to go on."""
+    summary = context.folder.summary(name)
+    rows = stage_rows(context.config, name)
+    if summary.get("data_sha256") in {None, rows.sha256}:
+        return
+    told = f"{context.folder.stage(name)} was made from other data: {rows.source} has changed since (SHA-256 differs)"
+    if not context.accept_changes:
+        raise RunError(
+            f"{told}. Choose another name=... to train on the data as they are now, start over with `tether run CONFIG --fresh`, which sets "
+            "the old folder aside, or go on with what was made then by --accept-changes"
+        )
+    context.observer.message(f"{told}; reused as told")
 
 
 def stage_hashes(config: RunConfig) -> dict[str, str]:

@@ -50,13 +50,13 @@ def evaluate_stage(context: Context, start: Path, policies: Mapping[str, Path], 
     made_from = stage_hashes(context.config)["evaluate"]
     target = context.folder.path / "evaluation.json"
     done = _finished(target)
-    if done is not None and done.get("made_from") == made_from:
+    rows = load_rows(config.prompts.path, config.prompts.split, config.prompts.limit)
+    if done is not None and (done.get("made_from"), done.get("prompts_sha256")) == (made_from, rows.sha256):
         context.observer.message(f"evaluate: finished before, reused from {target}")
         return done
     if done is not None:
         kept = set_aside(target)
-        context.observer.message(f"evaluate: settings or policies changed, so it is made anew; the one before is kept as {kept}")
-    rows = load_rows(config.prompts.path, config.prompts.split, config.prompts.limit)
+        context.observer.message(f"evaluate: settings, prompts or policies changed, so it is made anew; the one before is kept as {kept}")
     prompts = read_prompts(rows.rows, rows.source)
     score = Rubric([(config.score, 1.0, build_part(config.score, dict(config.score_params)))])
     scorer = load_scorer(context, reward_model)

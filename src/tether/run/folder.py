@@ -103,6 +103,11 @@ class RunFolder:
         record = self._record(name)
         return record["summary"] if record is not None and record["made_from"] == made_from else None
 
+    def summary(self, name: str) -> dict[str, Any]:
+        """The summary of a finished stage; empty where it is not finished."""
+        record = self._record(name)
+        return {} if record is None else record["summary"]
+
     def finish(self, name: str, made_from: str, summary: Mapping[str, Any]) -> None:
         """Mark a stage as finished; call after all its files are written: their hashes are kept."""
         record = {"made_from": made_from, "summary": dict(summary), "files": _hashes(self.stage(name))}

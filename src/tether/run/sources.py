@@ -12,13 +12,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tether.collect.recognise import is_database
-from tether.config import JudgedSource
+from tether.config import JudgedSource, RunConfig
 from tether.data.load import Rows, load_rows, rows_sha256
 from tether.errors import ConfigError, DataError
 from tether.records import read_comparisons, read_demonstrations, read_feedback, read_judgements
 from tether.types import Comparison, Demonstration, Feedback, Ranking
 
-__all__ = ["SourceRows", "answer_rows", "comparison_rows", "load_comparisons", "load_demonstrations", "load_feedback", "load_judgements"]
+__all__ = [
+    "SourceRows", "answer_rows", "comparison_rows", "load_comparisons", "load_demonstrations", "load_feedback", "load_judgements",
+    "stage_rows",
+]
 
 
 _COLUMNS = ("prompt", "chosen", "rejected", "margin")
@@ -63,6 +66,21 @@ def answer_rows(source: JudgedSource) -> SourceRows:
     if not rows:
         raise DataError(f"{pairs.rows.source}: no answer was chosen without being rejected elsewhere ({pairs.note})")
     return SourceRows(Rows(list(rows), pairs.rows.source, rows_sha256(rows), "database"), f"{len(rows)} chosen answers; {pairs.note}")
+
+
+def stage_rows(config: RunConfig, name: str) -> Rows:
+    """The rows that a stage of ``config`` is trained on, as they are now."""
+    if name == "sft":
+        assert config.sft is not None
+        return answer_rows(config.sft.data).rows
+    if name == "reward_model":
+        assert config.reward_model is not None
+        return comparison_rows(config.reward_model.data).rows
+    kind, _, own = name.partition(".")
+    if kind == "direct":
+        return comparison_rows(config.direct[own].data).rows
+    prompts = config.rl[own].prompts
+    return load_rows(prompts.path, prompts.split, prompts.limit)
 
 
 def load_comparisons(source: JudgedSource) -> list[Comparison]:

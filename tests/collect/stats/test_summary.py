@@ -20,6 +20,7 @@ from tether.collect.stats.plan import plan_ceiling, plan_share
 from tether.collect.stats.summary import Figure, summarise
 from tether.collect.stats.words import as_text
 from tether.errors import ConfigError, RunError
+from tether.stats import wilson
 
 ROOT = Path(__file__).resolve().parents[3]
 STUDY = SimulatedStudy(
@@ -102,7 +103,24 @@ def test_an_unbounded_interval_is_null_in_json():
     assert (raw.low, raw.high) == (-math.inf, math.inf)
     told = next(one for one in found.as_json()["figures"] if one["name"] == "raw_agreement")
     assert told["low"] is None
-    assert "∞" in as_text(found)
+    assert "too little for an interval" in as_text(found)
+    assert "∞" not in as_text(found)
+
+
+@pytest.mark.parametrize(("second", "hits"), [(Choice.FIRST, 12), (Choice.SECOND, 0)])
+def test_total_agreement_has_wilsons_interval_over_pairs_of_people(second, hits):
+    """Twelve pairs judged by two people: twelve events, not the 24 ordered pairs of the sums."""
+    items = [Item(f"i{n}", f"p{n}", (f"a{n}", f"b{n}")) for n in range(12)]
+    judgements = [
+        Judgement(f"{who} {item.item_id}", item.item_id, who, choice, item.answers)
+        for item in items
+        for who, choice in (("w1", Choice.FIRST), ("w2", second))
+    ]
+    found = summarise(judgements, items, {})
+    expected = wilson(hits, 12)
+    for name in ("raw_agreement", "decided_agreement"):
+        figure = found.figure(name)
+        assert (figure.value, figure.low, figure.high) == pytest.approx((expected.estimate, expected.low, expected.high))
 
 
 def figure(value, low, high, good):

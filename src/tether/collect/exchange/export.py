@@ -19,7 +19,7 @@ from tether.collect.exchange.rule import Decision, Rule, decide, pair_votes
 from tether.collect.exchange.tables import write_table
 from tether.collect.judgement import Choice, Item, Judgement
 from tether.collect.store import Store
-from tether.errors import DataError
+from tether.errors import ConfigError, DataError
 from tether.types import Comparison, Message
 
 __all__ = ["COLUMNS", "ExportReport", "Exported", "Format", "as_comparisons", "comparisons", "export_file", "export_rows"]
@@ -61,6 +61,7 @@ class ExportReport:
 def comparisons(store: Store, rule: Rule, report: ExportReport | None = None) -> Iterator[Exported]:
     """The comparisons in the order of their items, one consistent view; ``report`` is filled in on the way."""
     report = ExportReport() if report is None else report
+    rule = replace(rule, without=_ids(store, rule.without))
     with reading(store.engine) as connection:
         for items in chunks(_items(connection)):
             yield from _of_items(connection, items, rule, report)
@@ -98,6 +99,16 @@ def as_comparisons(store: Store, rule: Rule) -> tuple[list[Comparison], ExportRe
     report = ExportReport()
     found = [Comparison(one.prompt, one.chosen, one.rejected, one.decision.margin) for one in comparisons(store, rule, report)]
     return found, report
+
+
+def _ids(store: Store, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Annotators by id or name. Raises ConfigError for one that nobody has: a misspelt name would leave its votes in."""
+    known = store.annotators()
+    by_word = {one.name: one.id for one in known} | {one.id: one.id for one in known}
+    if unknown := [word for word in wanted if word not in by_word]:
+        there = ", ".join(f"{one.id} ({one.name})" for one in known) or "none"
+        raise ConfigError(f"without: there is no annotator {', '.join(map(repr, unknown))}; known: {there}", store.place)
+    return tuple(by_word[word] for word in wanted)
 
 
 def _refuse_none(rows: Iterator[dict[str, Any]], place: str, report: ExportReport) -> Iterator[dict[str, Any]]:

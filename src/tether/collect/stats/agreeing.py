@@ -57,9 +57,12 @@ def agreement(votes: Votes, *, seed: int, confidence: float = 0.95, num_resample
     found = bootstrap_sums(sums, _statistics, seed=seed, confidence=confidence, num_resamples=num_resamples)
     kept = [None if np.isnan(one.estimate) else one for one in found]
     totals = sums.sum(axis=0)
-    for place, (hits, trials) in _SHARES.items():
-        if totals[hits] in {0, totals[trials]} and totals[trials] > 0:  # resamples show no spread
-            kept[place] = wilson(round(totals[hits]), round(totals[trials]), confidence=confidence)
+    nominal_sums = totals[_NOMINAL].reshape(NUM_CATEGORIES, NUM_CATEGORIES)
+    shares = {0: (nominal_sums.trace(), nominal_sums.sum())} | {place: (totals[a], totals[b]) for place, (a, b) in _SHARES.items()}
+    for place, (hits, trials) in shares.items():
+        if hits in {0, trials} and trials > 0:  # resamples show no spread
+            events = max(1, round(trials / 2 if place in _OF_PAIRS else trials))
+            kept[place] = wilson(events if hits else 0, events, confidence=confidence)
     raw, nominal, ordinal, fleiss, decided, much, slight, tie, bad, much_share = kept
     fleiss_units = round(float(totals[_FLEISS][:-1].sum()))
     by_fleiss = (fleiss, fleiss_annotators, fleiss_units)
@@ -73,6 +76,8 @@ _FLEISS = slice(_ORDINAL.stop, _ORDINAL.stop + NUM_CATEGORIES + 1)
 _AT = _FLEISS.stop
 # Place of the statistic -> columns of its hits and trials.
 _COLUMNS = {4: (0, 1), 5: (2, 3), 6: (4, 5), 7: (6, 8), 8: (7, 8), 9: (9, 10)}
+_OF_PAIRS = {0, 4, 5, 6}
+"""Of two people's judgements: n people on a unit count n in the sums, and are at least n / 2 pairs that say something of their own."""
 _SHARES = {place: (_AT + hits, _AT + trials) for place, (hits, trials) in _COLUMNS.items()}
 
 

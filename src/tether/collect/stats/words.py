@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tether.collect.stats.plan import Plan
@@ -68,6 +69,8 @@ def figure_value(figure: Figure) -> str:
         return "not known"
     if figure.low is None or figure.high is None:
         return number(figure.value)
+    if math.isinf(figure.low) or math.isinf(figure.high):
+        return f"{number(figure.value)} [too little for an interval]"
     return f"{number(figure.value)} [{number(figure.low)}, {number(figure.high)}]"
 
 
@@ -75,6 +78,8 @@ def interval_text(interval: Interval | None) -> str:
     """Two digits; a dash for None and for what is not defined."""
     if interval is None or interval.estimate != interval.estimate:
         return "–"
+    if math.isinf(interval.low) or math.isinf(interval.high):
+        return f"{interval.estimate:.2f} [too little]"
     return f"{interval.estimate:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
