@@ -164,7 +164,7 @@ def _refuse_other_data(context: Context, name: str) -> None:
     told = f"{context.folder.stage(name)} was made from other data: {rows.source} has changed since (SHA-256 differs)"
     if not context.accept_changes:
         raise RunError(
-            f"{told}. Choose another name=... to train on the data as they are now, start over with `tether run CONFIG --fresh`, which sets "
+            f"{told}. Choose another name=... to train on them as they are now, start over with `tether run CONFIG --fresh`, which sets "
             "the old folder aside, or go on with what was made then by --accept-changes"
         )
     context.observer.message(f"{told}; reused as told")
