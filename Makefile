@@ -41,7 +41,7 @@ test: $(DEV)
 	$(PYTEST) -m "not slow and not web and not ray and not gpu"
 
 slow: $(DEV)
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m "slow and not web and not ray and not gpu"
+	$(PYTEST) -m "slow and not web and not ray and not gpu"
 
 web: $(WEB)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "web and not ray and not gpu"
