@@ -50,8 +50,9 @@ def test_recovers_the_truth_within_two_points(judgements, temperature):
     "habits", [{}, {"tie_threshold": 0.5}, {"tie_threshold": 0.3, "position_bias": 0.4, "length_bias": 0.5, "careless_share": 0.2}]
 )
 def test_recovers_the_truth_over_the_grid(judgements, temperature, habits):
+    """Twenty studies a setting: the mean of twelve strays by .8 points where a single study strays by 2.7."""
     found, hits, truth = [], [], 0.0
-    for seed in range(12):
+    for seed in range(20):
         votes, known = votes_of(num_prompts=1500, judgements_per_item=judgements, temperature=temperature, seed=seed, **habits)
         one = ceiling(votes, attention=attention(competence(votes)), seed=seed, num_resamples=400)
         truth = known.ceiling
