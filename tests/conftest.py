@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -74,3 +76,14 @@ def _cache_of_slow_tests(request: pytest.FixtureRequest, _session_cache: Path) -
     _use_cache(_REAL_CACHE if request.node.get_closest_marker("slow") else str(_session_cache))
     yield
     _use_cache(before)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """The one browser of the session, for tests marked web: Playwright runs once in a process."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the extra web is not installed")
+    path = os.environ.get("TETHER_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield found
+        found.close()

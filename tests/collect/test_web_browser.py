@@ -278,7 +278,7 @@ def test_owner_invites_and_a_guest_types_a_name(tmp_path, tab):
         guest.page.locator("#compare").wait_for()
         guest.judge("b", "b")
         owner.page.reload()
-        assert owner.page.locator("tbody tr").count() == 2
+        assert owner.page.locator("section[aria-labelledby=people] tbody tr").count() == 2
         assert owner.page.locator("svg").count() == 2
         stranger = tab()
         assert stranger.page.goto(office.address).status == 401

@@ -68,7 +68,7 @@ def test_w6_hostile_texts_do_nothing(tmp_path, tab):
         assert sum("alert(1)" in text for text in seen) > 80  # and they were shown
         owner = tab()
         owner.page.goto(office.link(Visitor(Role.OWNER)))
-        assert owner.page.locator("tbody th").inner_text() == " ".join(HOSTILE[10].split())
+        assert owner.page.locator("section[aria-labelledby=people] tbody th").inner_text() == " ".join(HOSTILE[10].split())
         for one in (ann, owner):
             assert one.dialogs == []
             assert one.complaints == []  # a refusal of the Content-Security-Policy would be one

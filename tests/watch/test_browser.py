@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +20,6 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="the extra web is n
 pytestmark = pytest.mark.web
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    path = os.environ.get("TETHER_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 class Tab:
@@ -59,10 +48,10 @@ class Tab:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (1100, "dark"), (360, "light"), (360, "dark")])
-def test_report_opens_offline(browser, running, width: int, scheme: str):
+def test_report_opens_offline(chromium, running, width: int, scheme: str):
     running.go(40, HOSTILE)
     running.end()
-    tab = Tab(browser, width, 1250 if width > 400 else 780, scheme)
+    tab = Tab(chromium, width, 1250 if width > 400 else 780, scheme)
     tab.context.set_offline(True)
     tab.page.goto(write_report(running.folder).as_uri())
     assert tab.complaints == []
@@ -74,9 +63,9 @@ def test_report_opens_offline(browser, running, width: int, scheme: str):
     tab.context.close()
 
 
-def test_search_shows_what_was_asked_for(browser, running):
+def test_search_shows_what_was_asked_for(chromium, running):
     running.go(12)
-    tab = Tab(browser)
+    tab = Tab(chromium)
     tab.page.goto(write_report(running.folder).as_uri())
     tab.page.locator("#training summary").first.click()
     tab.page.locator("#training input").fill("ANSWER 7")
@@ -88,9 +77,9 @@ def test_search_shows_what_was_asked_for(browser, running):
     tab.context.close()
 
 
-def test_report_without_scripts(browser, running):
+def test_report_without_scripts(chromium, running):
     running.go(5)
-    context = browser.new_context(java_script_enabled=False)
+    context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(write_report(running.folder).as_uri())
     page.locator("#training summary").first.click()
@@ -100,10 +89,10 @@ def test_report_without_scripts(browser, running):
 
 
 @pytest.mark.parametrize("width", [1100, 360])
-def test_live_page_grows_in_place(browser, running, width: int):
+def test_live_page_grows_in_place(chromium, running, width: int):
     running.go(9, HOSTILE)
     with serve(running.folder, say=lambda _: None) as app:
-        tab = Tab(browser, width, 780)
+        tab = Tab(chromium, width, 780)
         tab.page.goto(app.link)
         live = tab.page.locator("#live")
         sync_api.expect(live).to_have_text("Live: rl.ppo, step 9 of 40.", timeout=10_000)
@@ -132,13 +121,13 @@ def test_live_page_grows_in_place(browser, running, width: int):
         tab.context.close()
 
 
-def test_another_browser_sees_nothing(browser, running):
+def test_another_browser_sees_nothing(chromium, running):
     with serve(running.folder, say=lambda _: None) as app:
-        tab = Tab(browser)
+        tab = Tab(chromium)
         link = app.link
         tab.page.goto(link)
         sync_api.expect(tab.page.locator("#report")).to_be_visible()
-        stranger = Tab(browser)
+        stranger = Tab(chromium)
         assert stranger.page.goto(link).status == 401
         assert stranger.page.goto(f"http://localhost:{app.port}/").status == 401
         assert tab.page.evaluate("document.cookie") == ""
@@ -146,10 +135,10 @@ def test_another_browser_sees_nothing(browser, running):
         stranger.context.close()
 
 
-def test_lost_connection_is_said_and_the_page_stays(browser, running):
+def test_lost_connection_is_said_and_the_page_stays(chromium, running):
     running.go(4)
     with serve(running.folder, say=lambda _: None) as app:
-        tab = Tab(browser)
+        tab = Tab(chromium)
         tab.page.goto(app.link)
         sync_api.expect(tab.page.locator("#live")).to_contain_text("step 4")
     sync_api.expect(tab.page.locator("#live")).to_contain_text("connection to tether watch is lost", timeout=10_000)
@@ -157,10 +146,10 @@ def test_lost_connection_is_said_and_the_page_stays(browser, running):
     tab.context.close()
 
 
-def test_pictures_of_the_documentation(browser, running):
+def test_pictures_of_the_documentation(chromium, running):
     """The pages as the documentation shows them; TETHER_SCREENSHOT_RUN names a run folder for the report, else it is the fixture's."""
     _alarmed(running)
-    tab = Tab(browser, 1000, 1100)
+    tab = Tab(chromium, 1000, 1100)
     with serve(running.folder, say=lambda _: None) as app:
         tab.page.goto(app.link)
         sync_api.expect(tab.page.locator("#live")).to_contain_text("step 24 of 40", timeout=10_000)
@@ -172,7 +161,7 @@ def test_pictures_of_the_documentation(browser, running):
     tab.page.goto(write_report(os.environ.get("TETHER_SCREENSHOT_RUN") or running.folder).as_uri())
     tab.picture("report.png")
     tab.page.goto(write_report(running.folder).as_uri())
-    phone = Tab(browser, 360, 780, "dark")
+    phone = Tab(chromium, 360, 780, "dark")
     phone.page.goto(write_report(running.folder).as_uri())
     phone.page.evaluate("document.querySelector('.charts').scrollIntoView()")
     phone.picture("report-phone.png")
