@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,12 +16,14 @@ from pathlib import Path
 import pytest
 import torch
 from crash_tools import INPUTS, assert_is, newest, state_of
+from safetensors import SafetensorError
 from small_runs import make_config, sections_of
 from torch import nn
 
 from tether.backends.local import LocalWorker
 from tether.config import OptimConfig
-from tether.errors import CheckpointError
+from tether.errors import CheckpointError, ModelError
+from tether.models.files import writing_into
 from tether.run.checkpoint import CheckpointStore, checkpoint_bytes, read_checkpoint
 from tether.run.keeper import StageKeeper
 from tether.run.signals import StopSignal
@@ -180,7 +183,18 @@ def test_a_save_in_flight_is_waited_for_by_the_next(tmp_path):
 # -- models: a stage writes its own when it is done ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kib", [pytest.param(40, marks=pytest.mark.slow), pytest.param(150, marks=pytest.mark.slow), 300])
+FULL = "No space left on device"
+
+
+@pytest.mark.parametrize("failure", [SafetensorError(f"I/O error: {FULL}"), OSError(errno.ENOSPC, FULL)])
+def test_what_cannot_be_written_is_one_error_with_the_free_bytes(tmp_path, failure):
+    told = rf"sft cannot be written \(.*{FULL}.*\); [\d,]+ bytes are free there"
+    with pytest.raises(ModelError, match=told), writing_into(tmp_path / "sft"):
+        raise failure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kib", [40, 150, 300])
 def test_a_model_that_does_not_fit_is_one_error_and_the_run_goes_on_when_there_is_room(tmp_path, kib):
     """The whole run on a file system that is too small for what it writes, by the command line: no traceback, wherever it ends."""
     place = tmp_path / "disk"
