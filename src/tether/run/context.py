@@ -32,7 +32,7 @@ from tether.run.keeper import StageKeeper, Stateful, differences, other_inputs
 from tether.run.observer import Observer
 from tether.run.recorder import Recorder
 from tether.run.signals import StopSignal
-from tether.run.sources import stage_rows
+from tether.run.sources import stage_rows, stage_sections
 from tether.run.warnings import Warnings
 from tether.text.chat import Text
 
@@ -127,11 +127,9 @@ def refuse_other_settings(config: RunConfig, folder: RunFolder) -> None:
 
     Raises RunError with the differences. Data, code and weights are compared when the stage begins, by ``StageKeeper``.
     """
-    sections: dict[str, Section | None] = {"sft": config.sft, "reward_model": config.reward_model}
-    sections |= {f"rl.{name}": rl for name, rl in config.rl.items()} | {f"direct.{name}": direct for name, direct in config.direct.items()}
-    for name, section in sections.items():
+    for name, section in stage_sections(config).items():
         found = CheckpointStore(folder.checkpoints(name)).newest_inputs()
-        if section is not None and found is not None:
+        if found is not None:
             changed = differences(found.get("settings"), stage_inputs(config, name, section, "")["settings"], "settings")
             if changed:
                 raise other_inputs(folder.checkpoints(name), changed)
@@ -158,7 +156,7 @@ def build_stage(context: Context, name: str, made_from: str, build: Callable[[Pa
 def _refuse_other_data(context: Context, name: str) -> None:
     """A finished stage is reused for the data that it was made from. Raises RunError where they have changed, unless told to go on."""
     summary = context.folder.summary(name)
-    rows = stage_rows(context.config, name)
+    rows = stage_rows(stage_sections(context.config)[name])
     if summary.get("data_sha256") in {None, rows.sha256}:
         return
     told = f"{context.folder.stage(name)} was made from other data: {rows.source} has changed since (SHA-256 differs)"

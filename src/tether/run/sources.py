@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tether.collect.recognise import is_database
-from tether.config import JudgedSource, RunConfig
+from tether.config import DirectConfig, JudgedSource, RewardModelConfig, RolloutConfig, RunConfig, SFTConfig
 from tether.data.load import Rows, load_rows, rows_sha256
 from tether.errors import ConfigError, DataError
 from tether.records import read_comparisons, read_demonstrations, read_feedback, read_judgements
@@ -20,10 +20,11 @@ from tether.types import Comparison, Demonstration, Feedback, Ranking
 
 __all__ = [
     "SourceRows", "answer_rows", "comparison_rows", "load_comparisons", "load_demonstrations", "load_feedback", "load_judgements",
-    "stage_rows",
+    "stage_rows", "stage_sections",
 ]
 
 
+TrainingSection = SFTConfig | RewardModelConfig | RolloutConfig | DirectConfig
 _COLUMNS = ("prompt", "chosen", "rejected", "margin")
 
 
@@ -68,19 +69,18 @@ def answer_rows(source: JudgedSource) -> SourceRows:
     return SourceRows(Rows(list(rows), pairs.rows.source, rows_sha256(rows), "database"), f"{len(rows)} chosen answers; {pairs.note}")
 
 
-def stage_rows(config: RunConfig, name: str) -> Rows:
-    """The rows that a stage of ``config`` is trained on, as they are now."""
-    if name == "sft":
-        assert config.sft is not None
-        return answer_rows(config.sft.data).rows
-    if name == "reward_model":
-        assert config.reward_model is not None
-        return comparison_rows(config.reward_model.data).rows
-    kind, _, own = name.partition(".")
-    if kind == "direct":
-        return comparison_rows(config.direct[own].data).rows
-    prompts = config.rl[own].prompts
-    return load_rows(prompts.path, prompts.split, prompts.limit)
+def stage_sections(config: RunConfig) -> dict[str, TrainingSection]:
+    """The sections of the stages that train, by stage name."""
+    alone = {"sft": config.sft, "reward_model": config.reward_model}
+    named = {f"rl.{name}": rl for name, rl in config.rl.items()} | {f"direct.{name}": direct for name, direct in config.direct.items()}
+    return {name: section for name, section in (alone | named).items() if section is not None}
+
+
+def stage_rows(section: TrainingSection) -> Rows:
+    """The rows that a stage is trained on, as they are now."""
+    if isinstance(section, RolloutConfig):
+        return load_rows(section.prompts.path, section.prompts.split, section.prompts.limit)
+    return (answer_rows if isinstance(section, SFTConfig) else comparison_rows)(section.data).rows
 
 
 def load_comparisons(source: JudgedSource) -> list[Comparison]:
