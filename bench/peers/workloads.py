@@ -218,7 +218,6 @@ WORKLOADS: Mapping[str, Workload] = {
             (
                 *_our_variants("tether_online"),
                 _ours("tether_online", "tether, separate critic", default=False, critic="separate"),
-                _ours("tether_online", "tether, reward model in bf16", default=False, reward_dtype="bfloat16"),
                 *_trl("trl_ppo", (4, 8, 16), environment="trl-ppo", rollout_rows=32),
             ),
             sizes={"prompts": 64, "samples": 1},

@@ -43,6 +43,7 @@ from tether.run.recorder import Recorder
 from tether.run.rl import Learner, OnlineRun
 from tether.run.rl import rl as run_rl
 from tether.run.rows import RolloutRow
+from tether.run.scorer import RunScorer
 from tether.types import Failure, Message, Prompt, Rollout, Score
 
 __all__ = ["PolicyUpdater", "RewardFunction", "grpo", "ppo", "rl", "update_policy"]
@@ -319,7 +320,7 @@ def _rubric(reward: Any, compute: Compute, workers: int) -> Rubric:
             "early_workers how many calls it takes at once, and a reward model is asked after generation"
         )
     if isinstance(reward, RewardModel):
-        return Rubric([("learned", 1.0, LearnedPart(reward, compute.token_budget))])
+        return Rubric([("learned", 1.0, LearnedPart(RunScorer(reward, compute), compute.token_budget))])
     parts = list(reward) if isinstance(reward, Iterable) and not isinstance(reward, str) else []
     if not parts or not all(hasattr(part, "score") and hasattr(part, "name") for part in parts):
         raise TypeError(

@@ -84,7 +84,7 @@ def main() -> None:
     prompts = [tether.Prompt(f"prompt-{n}", (tether.Message("user", text),)) for n, text in enumerate(setup["prompts"])]
     reward: Any = lambda prompt, answer: noise(answer)  # noqa: E731
     if setup["what"] == "ppo":
-        reward = tether.RewardModel.load(setup["model"], new_head=True, dtype=settings.pop("reward_dtype", "float32"))
+        reward = tether.RewardModel.load(setup["model"], new_head=True)
     channel.say(
         ready=True,
         prompt_tokens=[len(policy.format.prompt_ids(prompt.text)) for prompt in prompts],

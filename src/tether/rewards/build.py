@@ -47,14 +47,18 @@ class PartConfig(Protocol):
 
 
 def build_part(
-    kind: str, params: Mapping[str, Any] | None = None, *, reward_model: TextScorer | None = None
+    kind: str,
+    params: Mapping[str, Any] | None = None,
+    *,
+    reward_model: TextScorer | None = None,
+    load: Callable[[str], TextScorer] = load_learned,
 ) -> RewardPart:
     """The part called ``kind`` with its settings. ``learned`` takes ``reward_model`` unless params name a
-    ``path``.
+    ``path``, which ``load`` reads.
     """
     params = dict(params or {})
     if kind == "learned":
-        return _build_learned(params, reward_model)
+        return _build_learned(params, reward_model, load)
     if kind == "linear":
         return _build_linear(params)
     if kind not in _RULES:
@@ -77,9 +81,11 @@ def build_part(
         raise ConfigError(f"rewards.{kind}.params: {error}") from error
 
 
-def build_rubric(parts: Sequence[PartConfig], *, reward_model: TextScorer | None = None) -> Rubric:
+def build_rubric(
+    parts: Sequence[PartConfig], *, reward_model: TextScorer | None = None, load: Callable[[str], TextScorer] = load_learned
+) -> Rubric:
     """The training rubric of a configuration. A kind used twice is named KIND, KIND_2, ... unless
-    ``params.name`` says otherwise.
+    ``params.name`` says otherwise. ``load`` reads reward models that are named by path.
     """
     named: dict[str, tuple[str, float, RewardPart]] = {}
     for part in parts:
@@ -89,14 +95,14 @@ def build_rubric(parts: Sequence[PartConfig], *, reward_model: TextScorer | None
                 f"a training reward; "
                 "train on 'learned', and name it in evaluate.score"
             )
-        built = build_part(part.kind, part.params, reward_model=reward_model)
+        built = build_part(part.kind, part.params, reward_model=reward_model, load=load)
         number = 1 + sum(key == built.name or key.startswith(f"{built.name}_") for key in named)
         name = built.name if number == 1 else f"{built.name}_{number}"
         named[name] = (name, part.weight, built)
     return Rubric(list(named.values()))
 
 
-def _build_learned(params: dict[str, Any], reward_model: TextScorer | None) -> RewardPart:
+def _build_learned(params: dict[str, Any], reward_model: TextScorer | None, load: Callable[[str], TextScorer]) -> RewardPart:
     if problems := _unknown("learned", params, ["path", "token_budget", "name"]):
         raise ConfigError(problems)
     path = params.pop("path", None)
@@ -105,7 +111,7 @@ def _build_learned(params: dict[str, Any], reward_model: TextScorer | None) -> R
             "rewards.learned.params.path: missing, and the run has no reward_model stage; "
             "add one or name a folder"
         )
-    model = load_learned(str(path)) if path is not None else reward_model
+    model = load(str(path)) if path is not None else reward_model
     assert model is not None
     try:
         return LearnedPart(model, **params)

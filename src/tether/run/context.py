@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,8 @@ from tether.events import EventLog
 from tether.files import remove
 from tether.models.adapters import LoraSpec
 from tether.models.policy import Policy, ValueHead
-from tether.models.reward import RewardModel, ScoredText
 from tether.models.snapshot import Snapshot
+from tether.rewards.learned import TextScorer
 from tether.rollout.journal import JournalledSampler
 from tether.rollout.local import LocalSampler
 from tether.rollout.proof import WeightProof
@@ -31,10 +31,10 @@ from tether.run.folder import RunFolder, sha256_text, source_sha256
 from tether.run.keeper import StageKeeper, Stateful, differences, other_inputs
 from tether.run.observer import Observer
 from tether.run.recorder import Recorder
+from tether.run.scorer import scorer_loader
 from tether.run.signals import StopSignal
 from tether.run.sources import stage_rows, stage_sections
 from tether.run.warnings import Warnings
-from tether.text.chat import Text
 
 __all__ = [
     "Context", "build_stage", "load_policy", "load_scorer", "proof_for", "refuse_other_settings", "sampler_for", "snapshot_for",
@@ -204,28 +204,8 @@ def load_policy(context: Context, path: Path | str, *, value_head: ValueHead = V
     return policy.to(context.compute.device)
 
 
-class _AutocastScorer:
-    """A reward model as the rubric sees it, in the precision of this run."""
-
-    def __init__(self, model: RewardModel, compute: Compute) -> None:
-        self._model, self._compute = model, compute
-        self.score_offset = model.score_offset
-
-    def score_texts(self, prompts: Sequence[Text], completions: Sequence[Text], *, token_budget: int) -> list[float]:
-        """Raw scores."""
-        with self._compute.autocast():
-            return self._model.score_texts(prompts, completions, token_budget=token_budget)
-
-    def score_texts_with_std(self, prompts: Sequence[Text], completions: Sequence[Text], *, token_budget: int) -> list[ScoredText]:
-        """Raw scores with their standard deviation over heads."""
-        with self._compute.autocast():
-            return self._model.score_texts_with_std(prompts, completions, token_budget=token_budget)
-
-
-def load_scorer(context: Context, folder: Path | None) -> _AutocastScorer | None:
-    if folder is None:
-        return None
-    return _AutocastScorer(RewardModel.load(folder).to(context.compute.device).requires_grad_(False), context.compute)
+def load_scorer(context: Context, folder: Path | None) -> TextScorer | None:
+    return None if folder is None else scorer_loader(context.compute)(folder)
 
 
 def sampler_for(context: Context, policy: Policy, max_rows: int, snapshot: Snapshot | None = None) -> LocalSampler:

@@ -20,6 +20,7 @@ from tether.run.context import Context, load_policy, load_scorer, sampler_for, s
 from tether.run.evaluate import EvaluatedPolicy, evaluate_policy, gain, proxy_gain
 from tether.run.folder import set_aside, sha256_text
 from tether.run.provenance import provenance_of
+from tether.run.scorer import scorer_loader
 
 __all__ = ["evaluate_stage"]
 
@@ -60,7 +61,8 @@ def evaluate_stage(context: Context, start: Path, policies: Mapping[str, Path], 
     prompts = read_prompts(rows.rows, rows.source)
     score = Rubric([(config.score, 1.0, build_part(config.score, dict(config.score_params)))])
     scorer = load_scorer(context, reward_model)
-    proxies = {name: build_rubric(rl_config.rewards, reward_model=scorer) for name, rl_config in context.config.rl.items()}
+    load = scorer_loader(context.compute)
+    proxies = {name: build_rubric(stage.rewards, reward_model=scorer, load=load) for name, stage in context.config.rl.items()}
     reference = Reference.frozen_copy(load_policy(context, start), context.compute.dtype)
     recorder = context.recorder("evaluate", 1 + len(policies))
     results: list[EvaluatedPolicy] = []

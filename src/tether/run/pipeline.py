@@ -55,6 +55,7 @@ from tether.run.online_dpo import OnlineDPOLearner
 from tether.run.preflight import preflight
 from tether.run.reward_stage import reward_model_stage
 from tether.run.rl import OnlineRun, rl
+from tether.run.scorer import scorer_loader
 from tether.run.sft import num_steps as sft_steps
 from tether.run.sft import sft
 from tether.run.signals import StopSignal
@@ -213,7 +214,9 @@ def _rl_stage(context: Context, name: str, start: Path, reward_model: Path | Non
             learner = _online_dpo(context, config, start, stage)
         else:
             learner = _learner(context, config, start, reward_model, stage)
-        rubric = build_rubric(config.rewards, reward_model=load_scorer(context, reward_model))
+        rubric = build_rubric(
+            config.rewards, reward_model=load_scorer(context, reward_model), load=scorer_loader(context.compute)
+        )
         recorder = context.recorder(stage, config.steps)
         snapshot = snapshot_for(context, learner.policy, config)
         local = sampler_for(context, learner.policy, config.sampling.max_rows, snapshot)

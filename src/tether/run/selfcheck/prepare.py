@@ -35,6 +35,7 @@ from tether.run.context import Context, load_scorer, sampler_for, stage_hashes
 from tether.run.learner import OnlineLearner
 from tether.run.observer import Observer, Quiet
 from tether.run.rows import RolloutRow
+from tether.run.scorer import scorer_loader
 from tether.text.chat import Text
 from tether.types import RolloutGroup
 
@@ -185,7 +186,7 @@ def _rubric(origin: Origin, config: OnlineConfig, notes: list[str]) -> Rubric:
     scorer = load_scorer(origin.context, origin.reward_model)
     if scorer is None and any(part.kind == "learned" and "path" not in part.params for part in config.rewards):
         notes.append("the reward model is not trained yet: made-up scores between -1 and 1 stand in for it")
-    rubric = build_rubric(config.rewards, reward_model=scorer or _StandInScorer())
+    rubric = build_rubric(config.rewards, reward_model=scorer or _StandInScorer(), load=scorer_loader(origin.context.compute))
     return rl._with_overlong_part(rubric, config)
 
 
