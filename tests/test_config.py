@@ -118,6 +118,7 @@ def test_override(override: str, read):
         (["rl.ppo.kl.where=loss"], ["k1", "it would tether nothing"]),
         (["rl.grpo.kl.where=reward"], ["k3_corrected", "only k1 in the reward"]),
         (["rl.ppo.kl.beta=0", "rl.ppo.kl.target=6"], ["a controller that multiplies 0 never moves"]),
+        (["rl.ppo.kl.beta=0.1", "rl.ppo.kl.reference_pass=false"], ["the tether needs the log-probabilities of the reference"]),
         (["rl.grpo.samples_per_prompt=1"], ["rl.grpo: advantage = 'group'", "samples_per_prompt must be 2 or more"]),
         (["rl.grpo.kind=grop"], ["no such algorithm", "did you mean 'grpo'?"]),
         (["model=tiny"], ["model = 'tiny'", "expected a section with settings"]),

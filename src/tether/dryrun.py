@@ -167,7 +167,10 @@ def plan_lines(config: RunConfig) -> list[str]:
 
 def _tether_text(rl: RolloutConfig) -> str:
     if isinstance(rl, PolicyGradientConfig):
-        return f"tether in the {rl.kl.where}, beta {rl.kl.beta:g}" if rl.kl.beta else "no tether (kl.beta = 0)"
+        if rl.kl.beta:
+            return f"tether in the {rl.kl.where}, beta {rl.kl.beta:g}"
+        elsewhere = "the KL is measured at the looks of the checks and in the evaluation alone (kl.reference_pass = false)"
+        return "no tether (kl.beta = 0)" if rl.kl.reference_pass else f"no tether (kl.beta = 0), and {elsewhere}"
     return f"tether in the preference loss, beta {rl.beta:g}" if isinstance(rl, OnlineDPOConfig) else ""
 
 

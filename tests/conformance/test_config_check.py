@@ -80,6 +80,7 @@ def only_failure(verdict: ConfigVerdict) -> Any:
         ("grpo", {}),
         ("grpo", {"kl": {"beta": 0.1, "where": "reward", "estimator": "k1"}, "entropy_coef": 0.01}),
         ("ppo", {}),
+        ("ppo", {"kl": {"beta": 0.0, "reference_pass": False}}),
         ("ppo", {"critic": "separate", "value_pretrain_steps": 2, "minibatches": 2, "target_kl": 1e-6}),
         *((kind, {}) for kind in ("vapo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax")),
         *((kind, {}) for kind in ("gspo", "cispo", "gmpo", "opo", "gdpo")),

@@ -66,6 +66,39 @@ def test_before_the_first_update_ratios_are_one_and_the_kl_is_zero(policy, kind)
     assert metrics["kl_k1_sequence"] == pytest.approx(0, abs=1e-5)
 
 
+NO_TETHER = {"where": "reward", "estimator": "k1", "beta": 0.0}
+
+
+@pytest.mark.parametrize("kind", [ActorCriticConfig, CriticFreeConfig])
+@pytest.mark.parametrize("where", [{"where": "reward"}, {"where": "loss", "estimator": "k2"}])
+@pytest.mark.parametrize("settings", [{}, {"epochs": 2, "minibatches": 2}, {"advantage": "reinforce_pp"}])
+def test_without_a_tether_the_reference_need_not_read_and_nothing_else_changes(tiny_folder, monkeypatch, kind, where, settings):
+    if "advantage" in settings and kind is ActorCriticConfig:
+        settings = {"lam_alpha": 0.1}
+    trained, logged = [], []
+    for reference_pass in (True, False):
+        policy = Policy.load(tiny_folder, value_head="shared")
+        made = learner(policy, kind, kl={**NO_TETHER, **where, "reference_pass": reference_pass}, **settings)
+        if not reference_pass:
+            monkeypatch.setattr(Reference, "logprobs", None)  # a call would raise
+        logged.append([made.learn(make_rows(seed=seed)) for seed in (0, 1)])
+        trained.append(weights(policy))
+    assert torch.equal(*trained)
+    for full, lean in zip(*logged, strict=True):
+        assert set(full) - set(lean) == {"kl_k1_token", "kl_k1_sequence", "kl_k3_token"}
+        same = set(lean) - {"annotate_seconds", "update_seconds"}
+        assert {name: lean[name] for name in same} == {name: full[name] for name in same}
+
+
+@pytest.mark.parametrize("where", [{"where": "reward"}, {"where": "loss", "estimator": "k2"}])
+def test_a_tether_without_a_reference_is_refused(policy, monkeypatch, where):
+    made = learner(policy, ActorCriticConfig, kl={**NO_TETHER, "beta": 0.1, **where})
+    honest = made._experience
+    monkeypatch.setattr(made, "_experience", lambda *arguments: replace(honest(*arguments), ref_logprobs_BT=None))
+    with pytest.raises(ValueError, match=r"beta = 0\.1: that needs ref_logprobs_BT"):
+        made.learn(make_rows())
+
+
 def test_case_B5_dropout_in_the_checkpoint_does_not_move_the_ratio(tiny_folder):
     policy = Policy.load(tiny_folder, value_head="shared")
     policy.model.config.attention_dropout = 0.1

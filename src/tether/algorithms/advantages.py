@@ -42,7 +42,8 @@ def _gae(experience: Experience, config: ActorCriticConfig, beta: float) -> tupl
         raise ValueError(f"{config.kind} needs old_values_BT: run the value function over the rollouts first")
     mask_BT = experience.mask_BT
     reward_beta = beta if config.kl.where == "reward" else 0.0
-    rewards_BT = shaped_rewards(experience.scores_B, experience.old_logprobs_BT, experience.ref_logprobs_BT, mask_BT, reward_beta)
+    ref_BT = _reference(experience, reward_beta)
+    rewards_BT = shaped_rewards(experience.scores_B, experience.old_logprobs_BT, ref_BT, mask_BT, reward_beta)
     lam: float | Tensor = config.lam
     if config.lam_alpha is not None:
         lam = vapo_lambda(mask_BT.sum(-1), config.lam_alpha).to(rewards_BT.dtype)
@@ -60,6 +61,15 @@ def _gae(experience: Experience, config: ActorCriticConfig, beta: float) -> tupl
     return advantages_BT, result.returns_BT
 
 
+def _reference(experience: Experience, reward_beta: float) -> Tensor:
+    """Log-probabilities of the reference. Where it read nothing and nothing depends on it: the policy's own, a KL of 0."""
+    if experience.ref_logprobs_BT is not None:
+        return experience.ref_logprobs_BT
+    if reward_beta:
+        raise ValueError(f"the KL acts in the reward with beta = {reward_beta:g}: that needs ref_logprobs_BT, a pass of the reference")
+    return experience.old_logprobs_BT
+
+
 # -- critic-free -------------------------------------------------------------------------------------------------------------
 
 
@@ -71,7 +81,7 @@ def _rewards(experience: Experience, config: CriticFreeConfig, beta: float) -> T
 def _kl_sums(experience: Experience, config: CriticFreeConfig, beta: float) -> Tensor:
     if config.kl.where == "loss":
         return experience.scores_B.new_zeros(len(experience.scores_B))
-    kl_BT = kl_tokens(experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT, KLEstimator.K1)
+    kl_BT = kl_tokens(experience.old_logprobs_BT, _reference(experience, beta), experience.mask_BT, KLEstimator.K1)
     return beta * kl_BT.sum(-1)
 
 
@@ -97,7 +107,7 @@ def _opo(e: Experience, config: CriticFreeConfig, beta: float) -> Tensor:
 
 def _reinforce_pp(e: Experience, config: CriticFreeConfig, beta: float) -> Tensor:
     reward_beta = beta if config.kl.where == "reward" else 0.0
-    return maths.reinforce_pp_advantages(e.scores_B, e.old_logprobs_BT, e.ref_logprobs_BT, e.mask_BT, reward_beta)
+    return maths.reinforce_pp_advantages(e.scores_B, e.old_logprobs_BT, _reference(e, reward_beta), e.mask_BT, reward_beta)
 
 
 def _reinforce_pp_baseline(e: Experience, config: CriticFreeConfig, beta: float) -> Tensor:

@@ -21,6 +21,7 @@ class Experience:
     is the value of the state it was cut in. ``group_ids_B``: rows of one prompt share an id, in any order. ``baseline_scores_B``: the
     score of the greedy answer to the same prompt (ReMax). ``parts_BK``: unweighted reward parts, NaN where one does not apply, with
     ``part_weights_K`` (GDPO). ``drawn_logprobs_BT``: the sampler's, where older weights drew the answers (rollouts_ahead).
+    ``ref_logprobs_BT``: None where the reference read nothing, which needs beta = 0 (kl.reference_pass).
     """
 
     mask_BT: Tensor
@@ -28,7 +29,7 @@ class Experience:
     group_ids_B: Tensor
     terminated_B: Tensor
     old_logprobs_BT: Tensor
-    ref_logprobs_BT: Tensor
+    ref_logprobs_BT: Tensor | None
     old_values_BT: Tensor | None = None
     bootstrap_values_B: Tensor | None = None
     baseline_scores_B: Tensor | None = None

@@ -77,7 +77,7 @@ def step_counts(mask_BT: Tensor, config: OnlineConfig) -> StepCounts:
 def policy_loss(
     logprobs_BT: Tensor,
     old_logprobs_BT: Tensor,
-    ref_logprobs_BT: Tensor,
+    ref_logprobs_BT: Tensor | None,
     advantages_BT: Tensor,
     mask_BT: Tensor,
     config: OnlineConfig,
@@ -185,10 +185,12 @@ def _correction_sums(weights_BT: Tensor, mask_BT: Tensor) -> CorrectionSums:
     return CorrectionSums(float(live_N.sum()), float(live_N.square().sum()), float((live_N == 0).sum()))
 
 
-def _kl_term(logprobs_BT: Tensor, old_BT: Tensor, ref_BT: Tensor, mask_BT: Tensor, kl: KLConfig, beta: float) -> Tensor | None:
+def _kl_term(logprobs_BT: Tensor, old_BT: Tensor, ref_BT: Tensor | None, mask_BT: Tensor, kl: KLConfig, beta: float) -> Tensor | None:
     """KL(policy || reference) per token, attached, where it acts in the loss."""
     if kl.where == "reward" or beta == 0:
         return None
+    if ref_BT is None:
+        raise ValueError(f"the KL acts in the loss with beta = {beta:g}: that needs ref_logprobs_BT, a pass of the reference")
     if kl.estimator == "k3_corrected":
         return ratio_corrected_kl(logprobs_BT, old_BT, ref_BT, mask_BT, KLEstimator.K3)
     return kl_tokens(logprobs_BT, ref_BT, mask_BT, KLEstimator(kl.estimator))

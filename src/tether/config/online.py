@@ -46,6 +46,9 @@ class KLConfig(Section):
     """Adaptive controller: wanted mean over sequences of the summed k1 (nats per sequence); `off`: beta stays fixed."""
     horizon: int = Field(default=10_000, ge=1)
     """Sequences over which the adaptive controller reacts."""
+    reference_pass: bool = True
+    """Whether every round reads its answers by the reference too. `false` saves that pass where beta = 0, when only the log needs it; the KL
+    is then measured at the looks of `checks` and in the evaluation alone."""
 
     @model_validator(mode="after")
     def _one_meaning(self) -> KLConfig:
@@ -57,6 +60,9 @@ class KLConfig(Section):
                              "use estimator = 'k2' or 'k3_corrected', or where = 'reward'")
         if self.target is not None and self.beta == 0:
             raise ValueError("target is set but beta = 0: a controller that multiplies 0 never moves; set beta > 0 or drop target")
+        if not self.reference_pass and self.beta > 0:
+            raise ValueError(f"reference_pass = false with beta = {self.beta:g}: the tether needs the log-probabilities of the reference; "
+                             "set beta = 0, or leave the pass in")
         return self
 
 

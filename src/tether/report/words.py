@@ -167,6 +167,9 @@ def _tether(run: RunRecord) -> Iterator[str]:
         )
     for stage in run.rl_stages if run.evaluation is None else ():
         token, sequence = number(stage.last("kl_k1_token")), number(stage.last("kl_k1_sequence"))
+        if "kl_k1_token" not in stage.curves:
+            yield f"KL({stage.short} || reference) was not measured in the steps (kl.reference_pass = false); see the looks of the checks."
+            continue
         yield (
             f"KL({stage.short} || reference), k1 at the last logged step, on training prompts: "
             f"{token} nats per token, {sequence} nats per sequence."

@@ -36,7 +36,7 @@ def describe_round(
 ) -> None:
     """The numbers of the policy before the update."""
     kl_sequence = describe_sampled(metrics, experience, sampler_logprobs_BT, beta)
-    metrics.add("reward_with_kl", float(experience.scores_B.mean()) - beta * kl_sequence)
+    metrics.add("reward_with_kl", float(experience.scores_B.mean()) - (beta * kl_sequence if beta else 0.0))
     if annotated.num_groups < len(experience.scores_B):  # groups of one have no spread to speak of
         metrics.add("dead_group_share", float(annotated.dead_groups), float(annotated.num_groups))
         if annotated.dead_groups == annotated.num_groups:
@@ -46,19 +46,23 @@ def describe_round(
 
 
 def describe_sampled(metrics: MetricSums, experience: Experience, sampler_logprobs_BT: Tensor, beta: float) -> float:
-    """Tether, spread of the rewards and agreement with the sampler, whatever the algorithm; returns the KL in nats per sequence.
+    """Tether, spread of the rewards and agreement with the sampler, whatever the algorithm; returns the KL in nats per sequence, NaN where
+    the reference read nothing.
 
     Answers that older weights drew agree with the policy of those weights, if at all: that is measured where they are drawn.
     """
-    k1 = sampled_kl(experience)
-    metrics.add("kl_k1_token", k1.token_mean_nats)
-    metrics.add("kl_k1_sequence", k1.seq_sum_mean_nats)
-    metrics.add("kl_k3_token", sampled_kl(experience, KLEstimator.K3).token_mean_nats)
+    kl_sequence = math.nan
+    if experience.ref_logprobs_BT is not None:
+        k1 = sampled_kl(experience)
+        kl_sequence = k1.seq_sum_mean_nats
+        metrics.add("kl_k1_token", k1.token_mean_nats)
+        metrics.add("kl_k1_sequence", kl_sequence)
+        metrics.add("kl_k3_token", sampled_kl(experience, KLEstimator.K3).token_mean_nats)
     metrics.add("reward_std", float(experience.scores_B.std(unbiased=False)))
     metrics.add("beta", beta)
     if experience.drawn_logprobs_BT is None:
         describe_agreement(metrics, sampler_logprobs_BT, experience.old_logprobs_BT, experience.mask_BT)
-    return k1.seq_sum_mean_nats
+    return kl_sequence
 
 
 def describe_agreement(metrics: MetricSums, sampler_logprobs_BT: Tensor, trainer_logprobs_BT: Tensor, mask_BT: Tensor) -> None:
@@ -71,6 +75,8 @@ def describe_agreement(metrics: MetricSums, sampler_logprobs_BT: Tensor, trainer
 def sampled_kl(experience: Experience, estimator: KLEstimator = KLEstimator.K1) -> OffPolicyKL:
     """KL(old || reference) of a round: plain means where the old policy drew the answers, weighted ones where older weights did."""
     old_BT, ref_BT, mask_BT = experience.old_logprobs_BT, experience.ref_logprobs_BT, experience.mask_BT
+    if ref_BT is None:
+        raise ValueError("the reference read nothing in this round (kl.reference_pass = false): there is no KL to it")
     if experience.drawn_logprobs_BT is not None:
         return off_policy_kl(old_BT, ref_BT, experience.drawn_logprobs_BT, mask_BT, estimator)
     units = kl_units(old_BT, ref_BT, mask_BT, estimator)

@@ -58,7 +58,7 @@ class _Plan:
 class OnlineLearner(RoundLearner[OnlineConfig]):
     """Any algorithm over the policy-gradient function, on one policy. State: that of the rounds, and beta.
 
-    A round: old, reference and value passes; advantages; epochs of minibatches; the KL controller.
+    A round: old, reference and value passes (each where something reads it); advantages; epochs of minibatches; the KL controller.
     """
 
     def __init__(
@@ -105,8 +105,9 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
         metrics.add("update_seconds", time.perf_counter() - started)
         told_BT = sampler_logprobs(experience.old_logprobs_BT, texts.response_mask_BT, rows)
         describe_round(metrics, experience, annotated, told_BT, self.controller.beta)
-        warn_of_negative_kl(experience)
-        self._advance_controller(experience)
+        if experience.ref_logprobs_BT is not None:
+            warn_of_negative_kl(experience)
+            self._advance_controller(experience)
         return metrics
 
     @property
@@ -143,7 +144,8 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
     ) -> Experience:
         mask_BT = texts.response_mask_BT
         old_BT = torch.zeros(mask_BT.shape, dtype=torch.float32, device=mask_BT.device)
-        ref_BT, values_BT = old_BT.clone(), old_BT.clone()
+        ref_BT = old_BT.clone() if self.config.kl.reference_pass else None
+        values_BT = old_BT.clone()
         bootstrap_B = old_BT.new_zeros(len(rows))
         with_values = isinstance(self.config, ActorCriticConfig)
         for micro in (micro for step in plan.epochs[0] for micro in step):
@@ -151,8 +153,9 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
             part = texts.rows(micro)
             width = part.token_ids_BT.shape[1]
             with one_pass(micro, part.token_ids_BT.numel()):
-                with self.compute.autocast():
-                    ref_BT[index, :width] = self.reference.logprobs(part, self.config.sampling.temperature)
+                if ref_BT is not None:
+                    with self.compute.autocast():
+                        ref_BT[index, :width] = self.reference.logprobs(part, self.config.sampling.temperature)
                 if self.old_from_update:
                     continue
                 output = self._forward(part, entropy=True)
@@ -262,7 +265,6 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
         with_entropy = self.config.entropy_coef > 0
         output = self._forward(batch.text, entropy=with_entropy or self.old_from_update)
         mask_BT = batch.text.response_mask_BT
-        assert batch.ref_logprobs_BT is not None
         if self.old_from_update:
             batch.old_logprobs_BT.copy_(output.logprobs_BT.detach())
             _add_entropy(metrics, output, batch.text)

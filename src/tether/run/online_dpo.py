@@ -231,6 +231,7 @@ class OnlineDPOLearner(RoundLearner[OnlineDPOConfig]):
             old_BT = experience.old_logprobs_BT[index, :width]
             check_first_ratio(logprobs_BT, old_BT, part.response_mask_BT, self.compute.dtype, metrics)
         both = sequence_sums(logprobs_BT, part.response_mask_BT)
+        assert experience.ref_logprobs_BT is not None
         start_B = sequence_sums(experience.ref_logprobs_BT[index, :width], part.response_mask_BT).logprobs_B
         chosen = PairSums(both.logprobs_B[:num], both.lengths_B[:num])
         rejected = PairSums(both.logprobs_B[num:], both.lengths_B[num:])

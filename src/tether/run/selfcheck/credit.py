@@ -103,6 +103,7 @@ def _spans(rows: Sequence[RolloutRow]) -> list[slice]:
 def _expected(learner: OnlineLearner, rows: Sequence[RolloutRow], experience: Experience) -> list[Tensor]:
     """One vector of token rewards per answer, float64."""
     beta = learner.controller.beta if learner.config.kl.where == "reward" else 0.0
+    assert experience.ref_logprobs_BT is not None
     k1_BT = (experience.old_logprobs_BT - experience.ref_logprobs_BT).double()
     wanted = []
     for number, (row, span) in enumerate(zip(rows, _spans(rows), strict=True)):

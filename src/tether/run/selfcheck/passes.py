@@ -146,7 +146,8 @@ def ratio(learner: OnlineLearner, found: Round) -> Check:
 
 def reference(learner: OnlineLearner, found: Round) -> Check:
     """Policy and reference are one model at step 0: KL(policy || reference) is 0 token by token and over the answer."""
-    old_BT, ref_BT, mask_BT = found.experience.old_logprobs_BT, found.experience.ref_logprobs_BT, found.experience.mask_BT
+    old_BT, mask_BT = found.experience.old_logprobs_BT, found.experience.mask_BT
+    ref_BT = _reference_logprobs(learner, found)
     worst = _largest(old_BT - ref_BT, mask_BT)
     units = kl_units(old_BT, ref_BT, mask_BT)
     said = (
@@ -158,6 +159,19 @@ def reference(learner: OnlineLearner, found: Round) -> Check:
         "same folder, and with LoRA switch the adapter off for the reference (its B starts at 0)"
     )
     return judged("reference", worst, _REFERENCE[learner.compute.dtype], said, advice)
+
+
+@torch.no_grad()
+def _reference_logprobs(learner: OnlineLearner, found: Round) -> Tensor:
+    """Those of the round; read here where the run's own rounds leave that pass out."""
+    if found.experience.ref_logprobs_BT is not None:
+        return found.experience.ref_logprobs_BT
+    ref_BT = torch.zeros_like(found.experience.old_logprobs_BT)
+    for micro in (micro for step in found.plan.epochs[0] for micro in step):
+        part = found.batch.rows(micro).text
+        with learner.compute.autocast():
+            ref_BT[list(micro), : part.token_ids_BT.shape[1]] = learner.reference.logprobs(part, learner.config.sampling.temperature)
+    return ref_BT
 
 
 def sampler(learner: OnlineLearner, found: Round) -> Check:
