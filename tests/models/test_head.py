@@ -13,6 +13,7 @@ from tether.models.head import chosen_logprobs, is_fused
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
     monkeypatch.setattr(heads, "CHUNK_ELEMENTS", 40)  # 3 positions of 13 tokens: chunks of 3, 3 and 1
+    monkeypatch.setitem(heads._PIECE, "cpu", 26)  # in pieces of 2 and 1
 
 
 def inputs(dtype=torch.float64):

@@ -2,8 +2,9 @@
 
 Forward keeps hidden states, tokens and one normaliser per position, and as many narrow logits as fit into ``KEPT_BYTES``; backward makes
 those of the other chunks again and goes straight to the gradients of hidden states and matrix. So memory grows with neither positions x
-vocabulary nor the number of elementwise passes of a softmax that autograd takes apart. Axes: N positions, C of one chunk, H hidden, V
-vocabulary.
+vocabulary nor the number of elementwise passes of a softmax that autograd takes apart. A chunk is what one product makes; what follows it
+goes over a few positions at a time, all passes while they are in the cache. Axes: N positions, C of one chunk, R of one such piece, H
+hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ __all__ = ["chosen_logprobs", "is_fused"]
 
 KEPT_BYTES = 2**27
 """Most bytes of logits that wait for the backward pass, where a product of a quarter of the head's work would make them again."""
+_PIECE = {"cpu": 2**20}
+"""Logits that are read and written over and over at once, by kind of device: 4 MiB in float32 stay near the cores. Elsewhere: a chunk."""
 
 
 def is_fused(head: nn.Module) -> bool:
@@ -68,11 +71,12 @@ class _Chosen(torch.autograd.Function):
             logits_CV = states_NH[own] @ matrix_VH.T
             if (room := room - logits_CV.nbytes) >= 0:
                 kept.append(logits_CV)
-            z_CV = _tempered(logits_CV, temperature)
-            normaliser_N[own] = z_CV.logsumexp(-1)
-            chosen_N[own] = z_CV.gather(-1, tokens_N[own, None])[:, 0] - normaliser_N[own]
-            if entropy:
-                entropy_N[own] = _entropy(z_CV, normaliser_N[own])
+            for at, piece in _pieces(own, logits_CV):
+                z_RV = _tempered(logits_CV[piece], temperature)
+                normaliser_N[at] = z_RV.logsumexp(-1)
+                chosen_N[at] = z_RV.gather(-1, tokens_N[at, None])[:, 0] - normaliser_N[at]
+                if entropy:
+                    entropy_N[at] = _entropy(z_RV, normaliser_N[at])
         with torch.autocast(hidden_NH.device.type, enabled=False):
             ctx.save_for_backward(states_NH, matrix_VH, tokens_N, normaliser_N, entropy_N, *kept)
         ctx.temperature, ctx.precisions = temperature, (hidden_NH.dtype, weight_VH.dtype)
@@ -88,23 +92,21 @@ class _Chosen(torch.autograd.Function):
         weight_grad_VH = torch.zeros(matrix_VH.shape, dtype=weight_dtype, device=matrix_VH.device) if wants_weight else None
         for number, own in enumerate(_chunks(len(tokens_N), len(matrix_VH))):
             logits_CV = kept[number] if number < len(kept) else states_NH[own] @ matrix_VH.T
-            z_CV = _tempered(logits_CV, ctx.temperature)
-            logp_CV = z_CV.sub_(normaliser_N[own, None])
-            if entropy_grad_N is None:
-                grad_CV = logp_CV.exp_()
-                scale_C = torch.zeros_like(normaliser_N[own]) if chosen_grad_N is None else chosen_grad_N[own]
-                grad_CV.mul_(-scale_C[:, None])
-            else:
-                probs_CV = logp_CV.exp()
-                grad_CV = logp_CV.add_(entropy_N[own, None]).mul_(-entropy_grad_N[own, None])
-                if chosen_grad_N is not None:
-                    grad_CV.sub_(chosen_grad_N[own, None])
-                grad_CV.mul_(probs_CV)
-            if chosen_grad_N is not None:
-                grad_CV.scatter_add_(-1, tokens_N[own, None], chosen_grad_N[own, None])
-            if ctx.temperature != 1:
-                grad_CV.div_(ctx.temperature)
-            narrow_CV = grad_CV.to(matrix_VH.dtype)
+            narrow_CV = torch.empty_like(logits_CV) if number < len(kept) else logits_CV
+            for at, piece in _pieces(own, logits_CV):
+                logp_RV = _tempered(logits_CV[piece], ctx.temperature).sub_(normaliser_N[at, None])
+                chosen_grad_R = None if chosen_grad_N is None else chosen_grad_N[at]
+                if entropy_grad_N is None:
+                    grad_RV = logp_RV.exp_().mul_(0.0 if chosen_grad_R is None else -chosen_grad_R[:, None])
+                else:
+                    probs_RV = logp_RV.exp()
+                    grad_RV = logp_RV.add_(entropy_N[at, None]).mul_(-entropy_grad_N[at, None])
+                    if chosen_grad_R is not None:
+                        grad_RV.sub_(chosen_grad_R[:, None])
+                    grad_RV.mul_(probs_RV)
+                if chosen_grad_R is not None:
+                    grad_RV.scatter_add_(-1, tokens_N[at, None], chosen_grad_R[:, None])
+                narrow_CV[piece] = grad_RV if ctx.temperature == 1 else grad_RV.div_(ctx.temperature)
             if hidden_grad_NH is not None:
                 hidden_grad_NH[own] = (narrow_CV @ matrix_VH).to(hidden_dtype)
             if weight_grad_VH is not None:
@@ -117,13 +119,21 @@ def _chunks(count: int, vocabulary: int) -> list[slice]:
     return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
 
-def _tempered(logits_CV: Tensor, temperature: float) -> Tensor:
+def _pieces(chunk: slice, logits_CV: Tensor) -> list[tuple[slice, slice]]:
+    """(positions among all, positions in the chunk) of every piece."""
+    rows, vocabulary = logits_CV.shape
+    size = max(1, _PIECE.get(logits_CV.device.type, CHUNK_ELEMENTS) // vocabulary)
+    ends = [(first, min(first + size, rows)) for first in range(0, rows, size)]
+    return [(slice(chunk.start + first, chunk.start + end), slice(first, end)) for first, end in ends]
+
+
+def _tempered(logits_RV: Tensor, temperature: float) -> Tensor:
     """Logits / temperature in float32, to be written over: narrow logits stay as they are, others are this very tensor."""
-    full_CV = logits_CV if logits_CV.dtype in (torch.float32, torch.float64) else logits_CV.float()
-    return full_CV if temperature == 1 else full_CV.div_(temperature)
+    full_RV = logits_RV if logits_RV.dtype in (torch.float32, torch.float64) else logits_RV.float()
+    return full_RV if temperature == 1 else full_RV.div_(temperature)
 
 
-def _entropy(z_CV: Tensor, normaliser_C: Tensor) -> Tensor:
+def _entropy(z_RV: Tensor, normaliser_R: Tensor) -> Tensor:
     """log Z - sum p z, with 0 times minus infinity taken as 0."""
-    probs_CV = (z_CV - normaliser_C[:, None]).exp_()
-    return normaliser_C - probs_CV.mul_(z_CV.clamp(min=torch.finfo(z_CV.dtype).min)).sum(-1)
+    probs_RV = (z_RV - normaliser_R[:, None]).exp_()
+    return normaliser_R - probs_RV.mul_(z_RV.clamp(min=torch.finfo(z_RV.dtype).min)).sum(-1)
