@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tether.backends.compute import resolve_compute
+from tether.backends.compute import Compute, resolve_compute
 from tether.config import ComputeConfig, EvaluateConfig, ModelConfig, explain
 from tether.data.load import load_rows
 from tether.errors import ConfigError, DataError
@@ -26,6 +26,7 @@ from tether.rollout.local import LocalSampler
 from tether.run.best_of_n import Pool, ScoredSample, best_of_n, curve_charts, sft_rows
 from tether.run.candidates import find_candidates
 from tether.run.evaluate import ask
+from tether.run.scorer import RunScorer
 from tether.types import Prompt, RolloutGroup
 
 __all__ = ["BestOfNRequest", "best_of_n_command", "read_samples"]
@@ -109,7 +110,7 @@ def _drawn(request: BestOfNRequest, say: Callable[[str], None]) -> tuple[list[Po
     loaded = load_rows(request.prompts, limit=request.limit)
     prompts = read_prompts(loaded.rows, loaded.source)
     gold = None if request.gold is None else build_part(request.gold, dict(request.gold_params or {}))
-    proxy, proxy_sha256 = _proxy(request.proxy, compute.device)
+    proxy, proxy_sha256 = _proxy(request.proxy, compute)
     candidates = find_candidates([request.model], ModelConfig())
     if len(candidates) != 1:
         names = ", ".join(candidate.label for candidate in candidates)
@@ -144,14 +145,14 @@ def _settings(request: BestOfNRequest) -> EvaluateConfig:
         raise ConfigError(explain(error, EvaluateConfig), "the settings of best-of-n") from None
 
 
-def _proxy(name: str, device: Any) -> tuple[RewardPart, str]:
+def _proxy(name: str, compute: Compute) -> tuple[RewardPart, str]:
     if name.endswith(".json"):
         try:
             return LinearPart(name), file_sha256(Path(name))
         except ValueError as error:
             raise ConfigError(f"--proxy {name}: {error}") from error
-    model = RewardModel.load(name).to(device).requires_grad_(False)
-    return LearnedPart(model), model.weights_fingerprint()
+    model = RewardModel.load(name).requires_grad_(False)
+    return LearnedPart(RunScorer(model, compute)), model.weights_fingerprint()
 
 
 def _pool(prompt: Prompt, group: RolloutGroup, golds: Sequence[float] | None) -> Pool:

@@ -13,6 +13,7 @@ from tether.collect.store import Store
 from tether.config import ComputeConfig
 from tether.errors import ConfigError, DataError
 from tether.models.reward import RewardModel
+from tether.run.scorer import RunScorer
 from tether.types import Message
 
 __all__ = ["score_answers"]
@@ -32,14 +33,15 @@ def score_answers(database: str, reward_models: Sequence[str]) -> Iterator[str]:
     with Store.open(database) as store:
         prompts = {prompt.prompt_id: prompt.text for prompt in store.prompts()}
         for folder in reward_models:
-            model = RewardModel.load(folder).to(compute.device).eval().requires_grad_(False)
+            model = RewardModel.load(folder).requires_grad_(False)
+            asking = RunScorer(model, compute)
             scorer = f"{Path(folder).resolve().name}@{model.weights_fingerprint()[:12]}"
             scores: dict[str, float] = {}
             answers = store.answers()
             while batch := list(islice(answers, _BATCH)):
                 asked = [prompts[one.prompt_id] for one in batch]
-                with compute.autocast():
-                    raw = model.score_texts(asked, [_turn(prompt, one) for prompt, one in zip(asked, batch, strict=True)])
+                turns = [_turn(prompt, one) for prompt, one in zip(asked, batch, strict=True)]
+                raw = asking.score_texts(asked, turns, token_budget=compute.token_budget)
                 scores |= {one.answer_id: score for one, score in zip(batch, raw, strict=True)}
             if not scores:
                 raise DataError(f"{store.place} holds no answers to score")

@@ -15,7 +15,6 @@ from tether.config import EvaluateConfig, ModelConfig
 from tether.data.load import load_rows
 from tether.models.policy import Policy
 from tether.models.reference import Reference
-from tether.models.reward import RewardModel
 from tether.records import read_prompts
 from tether.rewards.build import build_part
 from tether.rewards.learned import LearnedPart
@@ -24,6 +23,7 @@ from tether.rollout.local import LocalSampler
 from tether.run.candidates import Candidate, find_candidates
 from tether.run.evaluate import EvaluatedPolicy, ask, gain, summarise
 from tether.run.provenance import provenance_of
+from tether.run.scorer import scorer_loader
 from tether.run.win_rate import Judge, WinRate, shares_by_judge, shares_by_scores, try_judge, win_rate
 from tether.stats import holm, permutation_p_value
 from tether.types import Prompt, RolloutGroup
@@ -117,8 +117,7 @@ class _Asker:
             self.reference = Reference.frozen_copy(found.load().to(compute.device), compute.dtype)
         self.learned = None
         if opponents.reward_model is not None:
-            scorer = RewardModel.load(opponents.reward_model).to(compute.device).requires_grad_(False)
-            self.learned = Rubric([("reward_model", 1.0, LearnedPart(scorer))])
+            self.learned = Rubric([("reward_model", 1.0, LearnedPart(scorer_loader(compute)(opponents.reward_model)))])
 
     def distinct(self, candidates: Sequence[Candidate], say: Callable[[str], None]) -> list[_Asked]:
         """Every policy once, in order."""
