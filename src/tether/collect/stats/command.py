@@ -62,9 +62,9 @@ def simulated_text(study: SimulatedStudy) -> str:
     rows = []
     for name, truth in _truths(made).items():
         one = summary.figure(name)
-        value = "not known" if one.value is None else f"{one.value:.3f}"
-        interval = "" if one.low is None or one.high is None else f"[{one.low:.3f}, {one.high:.3f}]"
-        rows.append([name, f"{truth:.3f}", value, interval])
+        value = "not known" if one.value is None else f"{one.value:z.3f}"
+        interval = "" if one.low is None or one.high is None else f"[{one.low:z.3f}, {one.high:z.3f}]"
+        rows.append([name, f"{truth:z.3f}", value, interval])
     heading = f"Simulated annotators, no people: {len(made.judgements)} judgements of {len(made.items)} pairs of answers."
     truths = table(("figure", "truth", "estimate", "interval"), rows)
     return "\n\n".join([heading, truths, as_text(summary), "Judgements needed:", plans_text(plans(summary))])

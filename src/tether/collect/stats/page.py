@@ -34,7 +34,7 @@ def page(summary: CollectSummary, *, title: str = "Judgements") -> str:
     values = {
         "title": title,
         "summary": summary,
-        "confidence": f"{summary.confidence:.0%}",
+        "confidence": f"{summary.confidence:z.0%}",
         "figures": [(one, figure_value(one), band_text(one)) for one in summary.figures],
         "charts": list(_charts(summary)),
         "columns": ANNOTATOR_COLUMNS,
@@ -57,7 +57,7 @@ def _charts(summary: CollectSummary) -> Iterator[Chart]:
     yield from _people_chart("Left answer chosen", "share", left, people, "0.5 without a position bias.")
     if summary.length_curve:
         points = [(ratio, share) for ratio, share, _ in summary.length_curve]
-        names = [f"{share:.0%} of {count} judgements at {number(ratio)} times the length" for ratio, share, count in summary.length_curve]
+        names = [f"{share:z.0%} of {count} judgements at {number(ratio)} times the length" for ratio, share, count in summary.length_curve]
         meaning = "By how much longer it is, in bins of equal count; flat at 0.5 without a preference for length."
         series = {"longer chosen": points}
         yield chart("Longer answer chosen", "share", meaning, series, x_label="longer / shorter", names={"longer chosen": names})

@@ -249,7 +249,7 @@ def _rows(votes: Votes, found: _Found, confidence: float) -> Iterator[AnnotatorR
         side, person, gold = sides.get(name), people.get(name), found.gold[1].get(name)
         notes = []
         if side and side[1] < 1 - confidence:
-            notes.append(f"chose the left answer {side[0].estimate:.0%} of the time")
+            notes.append(f"chose the left answer {side[0].estimate:z.0%} of the time")
         if person and person.unreliable:
             notes.append("does not agree with the rest")
         if gold and gold.high < 0.7:

@@ -22,7 +22,7 @@ def as_text(summary: CollectSummary) -> str:
     """Warnings, figures, people, skip reasons and odd times; sentences of what needs looking at."""
     parts = [f"WARNING: {warning}" for warning in summary.warnings]
     rows = [[one.name, figure_value(one), one.unit, _VERDICTS[one.verdict]] for one in summary.figures]
-    parts.append(table(("figure", f"value [{summary.confidence:.0%} interval]", "unit", ""), rows))
+    parts.append(table(("figure", f"value [{summary.confidence:z.0%} interval]", "unit", ""), rows))
     if look := [one for one in summary.figures if one.verdict in {"look", "unclear"}]:
         parts.append("\n".join(f"{one.name}: {one.meaning} {_outside(one)}" for one in look))
     if unknown := [one for one in summary.figures if one.value is None]:
@@ -79,8 +79,8 @@ def interval_text(interval: Interval | None) -> str:
     if interval is None or interval.estimate != interval.estimate:
         return "–"
     if math.isinf(interval.low) or math.isinf(interval.high):
-        return f"{interval.estimate:.2f} [too little]"
-    return f"{interval.estimate:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+        return f"{interval.estimate:z.2f} [too little]"
+    return f"{interval.estimate:z.2f} [{interval.low:z.2f}, {interval.high:z.2f}]"
 
 
 def annotator_cells(row: AnnotatorRow) -> list[str]:
