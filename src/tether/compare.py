@@ -333,7 +333,7 @@ def as_text(compared: Compared) -> str:
     lines = [f"{'group':<40} {'seeds':<12} {compared.score:>14} {'KL/answer':>10}"]
     for group in compared.groups:
         seeds = ",".join("?" if seed is None else str(seed) for seed in group.seeds)
-        lines.append(f"{group.label:<40} {seeds:<12} {group.mean:>14.4f} {group.kl:>10.3f}")
+        lines.append(f"{group.label:<40} {seeds:<12} {group.mean:>z14.4f} {group.kl:>z10.3f}")
     return "\n\n".join([*compared.warnings, "\n".join(lines), *(comparison.words for comparison in compared.comparisons), *compared.notes])
 
 

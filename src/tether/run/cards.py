@@ -150,14 +150,14 @@ def _results(stage: str, summary: Mapping[str, Any], evaluation: Mapping[str, An
     if row["score"] == "plainspoken":
         yield "The held-out score below is the noiseless rule of a simulated rater (0 to 10), not a judgement of people."
     yield (
-        f"Held-out score `{row['score']}`: {row['mean']:z.3f} [{row['low']:z.3f}, {row['high']:z.3f}] ({row['confidence']:z.0%} bootstrap over "
-        f"{row['num_prompts']} prompts, {row['samples_per_prompt']} answers each)."
+        f"Held-out score `{row['score']}`: {row['mean']:z.3f} [{row['low']:z.3f}, {row['high']:z.3f}] ({row['confidence']:z.0%} bootstrap "
+        f"over {row['num_prompts']} prompts, {row['samples_per_prompt']} answers each)."
     )
     gain = next((gain for gain in evaluation.get("gains", ()) if gain["after"] == name), None)
     if gain is not None:
         yield (
-            f"Gain over the start: {gain['difference']:+z.3f} [{gain['low']:+z.3f}, {gain['high']:+z.3f}] (paired over {gain['num_prompts']} "
-            f"prompts), at KL(policy || start) {row['kl_sequence_sum_nats']:z.3f} nats per answer."
+            f"Gain over the start: {gain['difference']:+z.3f} [{gain['low']:+z.3f}, {gain['high']:+z.3f}] (paired over "
+            f"{gain['num_prompts']} prompts), at KL(policy || start) {row['kl_sequence_sum_nats']:z.3f} nats per answer."
         )
 
 

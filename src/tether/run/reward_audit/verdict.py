@@ -42,8 +42,8 @@ def _flags(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if calibration["ece_low"] > max(_ECE, calibration["ece_by_chance"]):
         yield (
             "not calibrated",
-            f"Calibration error {calibration['ece']:z.3f} [{calibration['ece_low']:z.3f}, {calibration['ece_high']:z.3f}], where chance alone "
-            f"gives up to {calibration['ece_by_chance']:z.3f}: its confidence is not how often it is right.",
+            f"Calibration error {calibration['ece']:z.3f} [{calibration['ece_low']:z.3f}, {calibration['ece_high']:z.3f}], where chance "
+            f"alone gives up to {calibration['ece_by_chance']:z.3f}: its confidence is not how often it is right.",
         )
     yield from _probe_flags(found)
 

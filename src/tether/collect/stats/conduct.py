@@ -1,0 +1,130 @@
+"""Who is named, and for what: decided by the cautious end of an interval that holds for all people at once.
+
+One in twenty intervals at 95 % misses by chance: with twenty people, somebody innocent would be named in most collections. So each end
+is taken at 1 - (1 - confidence) / people (Bonferroni): the chance that anybody at all is named without a reason, for one kind of
+reason, stays below 1 - confidence.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from tether.collect.stats.bias import LengthLean
+from tether.collect.stats.reliability import LOW_RELIABILITY, Competence
+from tether.collect.stats.speed import Pace
+from tether.stats import Interval, clopper_pearson
+
+__all__ = ["GOLD_LEVEL", "HASTY_SHARE", "Conduct", "Evidence", "Reason", "for_all", "judge_conduct"]
+
+HASTY_SHARE = 1 / 3  # of a person's judgements; surely more than this is named
+GOLD_LEVEL = 0.7  # of the test questions; surely less than this is named
+_LEAN = 0.1  # how far from the others a share must be, beside being surely different
+
+Side = tuple[Interval, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of one person; None where it is not."""
+
+    pace: Pace | None = None
+    competence: Competence | None = None
+    gold: Interval | None = None
+    side: Side | None = None
+    lean: LengthLean | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason to look at a person. ``kind``: hasty, near chance, fails test questions, one side, length."""
+
+    kind: str
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conduct:
+    """``reasons``: empty for nearly everybody; ``advice``: what to do, with the command. ``hasty_surely``, ``reliability_surely``: the
+    ends that were decided by.
+    """
+
+    reasons: tuple[Reason, ...]
+    advice: str
+    hasty_surely: float | None
+    reliability_surely: float | None
+
+    def has(self, kind: str) -> bool:
+        """True where this is one of the reasons."""
+        return any(reason.kind == kind for reason in self.reasons)
+
+
+def for_all(confidence: float, num_people: int) -> float:
+    """The two-sided confidence of an interval whose one end holds for all people at once. Example: (0.95, 5) -> 0.98."""
+    return 1 - 2 * (1 - confidence) / max(num_people, 1)
+
+
+def judge_conduct(name: str, evidence: Evidence, num_people: int, *, confidence: float = 0.95) -> Conduct:
+    """``num_people``: among whom ``name`` is one."""
+    level = for_all(confidence, num_people)
+    least, most = _hasty_end(evidence.pace, level), _reliability_end(evidence.competence, level)
+    reasons = tuple(_reasons(evidence, least, most, level, 1 - confidence))
+    return Conduct(reasons, _advice(name, {reason.kind for reason in reasons}, most is not None), least, most)
+
+
+def _hasty_end(pace: Pace | None, level: float) -> float | None:
+    return None if pace is None else clopper_pearson(pace.num_hasty, pace.hasty.num_units, confidence=level).low
+
+
+def _reliability_end(person: Competence | None, level: float) -> float | None:
+    """The upper end of the normal interval, at another confidence."""
+    if person is None:
+        return None
+    relative = person.relative
+    error = (relative.high - relative.estimate) / NormalDist().inv_cdf((1 + relative.confidence) / 2)
+    return relative.estimate + NormalDist().inv_cdf((1 + level) / 2) * error
+
+
+def _reasons(evidence: Evidence, hasty: float | None, reliability: float | None, level: float, alarm: float) -> Iterator[Reason]:
+    if (pace := evidence.pace) and hasty is not None and hasty > HASTY_SHARE:
+        against = "" if pace.others is None else f", where the others take {_seconds(pace.others)} for texts of these lengths"
+        share = f"{pace.hasty.estimate:z.0%} of {pace.hasty.num_units} judgements are hasty, surely more than {hasty:z.0%}"
+        yield Reason("hasty", f"answers in {_seconds(pace.median)} (median){against}; {share}")
+    if (person := evidence.competence) and reliability is not None and reliability < LOW_RELIABILITY:
+        place = "is against the others'" if reliability < 0 else "is at or near chance"
+        scale = f"surely below {reliability:z.2f}, where 1 is the typical person and 0 a coin"
+        yield Reason("near chance", f"agreement {place}: reliability {person.relative.estimate:z.2f}, {scale}")
+    if gold := evidence.gold:
+        passed = round(gold.estimate * gold.num_units)
+        if clopper_pearson(passed, gold.num_units, confidence=level).high < GOLD_LEVEL:
+            yield Reason("fails test questions", f"passed {passed} of {gold.num_units} test questions")
+    if evidence.side and evidence.side[1] < alarm:
+        share = evidence.side[0]
+        yield Reason("one side", f"chose the left answer {share.estimate:z.0%} of the time, {_range(share)}; 50 % is nobody's side")
+    if (lean := evidence.lean) and lean.p_value < alarm and abs(lean.longer.estimate - lean.others) > _LEAN:
+        share = f"{lean.longer.estimate:z.0%} of the time, {_range(lean.longer)}"
+        yield Reason("length", f"chose the longer answer {share}, the others {lean.others:z.0%}")
+
+
+def _advice(name: str, kinds: set[str], known: bool) -> str:
+    """What to do, the gravest first."""
+    leave = f"`tether collect export DATABASE pairs.jsonl --without {shlex.quote(name)}`"
+    if kinds & {"near chance", "fails test questions"}:
+        return f"Read some of these judgements and ask; if they were clicks, leave them out: {leave}."
+    if "hasty" in kinds and known:
+        return f"The choices agree with the others' so far: ask how they were made before leaving them out ({leave})."
+    if "hasty" in kinds:
+        return f"Nothing is known yet of the agreement with others: ask, and if nothing was read, leave them out: {leave}."
+    if "one side" in kinds:
+        return "Ask; the page balances the sides, so these choices are noisier and not biased."
+    return "Ask what made them better; say in the guidelines whether length is wanted." if kinds else ""
+
+
+def _seconds(value: float) -> str:
+    return f"{value:z.1f} s" if value < 10 else f"{value:z.0f} s"
+
+
+def _range(share: Interval) -> str:
+    return f"[{share.low:z.0%}, {share.high:z.0%}]"
