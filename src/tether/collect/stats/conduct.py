@@ -90,7 +90,7 @@ def _reliability_end(person: Competence | None, level: float) -> float | None:
 def _reasons(evidence: Evidence, hasty: float | None, reliability: float | None, level: float, alarm: float) -> Iterator[Reason]:
     if (pace := evidence.pace) and hasty is not None and hasty > HASTY_SHARE:
         against = "" if pace.others is None else f", where the others take {_seconds(pace.others)} for texts of these lengths"
-        share = f"{pace.hasty.estimate:z.0%} of {pace.hasty.num_units} judgements are hasty, surely more than {hasty:z.0%}"
+        share = f"{_percent(pace.hasty.estimate)} of {pace.hasty.num_units} judgements are hasty, surely more than {_percent(hasty)}"
         yield Reason("hasty", f"answers in {_seconds(pace.median)} (median){against}; {share}")
     if (person := evidence.competence) and reliability is not None and reliability < LOW_RELIABILITY:
         place = "is against the others'" if reliability < 0 else "is at or near chance"
@@ -102,10 +102,10 @@ def _reasons(evidence: Evidence, hasty: float | None, reliability: float | None,
             yield Reason("fails test questions", f"passed {passed} of {gold.num_units} test questions")
     if evidence.side and evidence.side[1] < alarm:
         share = evidence.side[0]
-        yield Reason("one side", f"chose the left answer {share.estimate:z.0%} of the time, {_range(share)}; 50 % is nobody's side")
+        yield Reason("one side", f"chose the left answer {_percent(share.estimate)} of the time {_range(share)}; 50 % would be no habit")
     if (lean := evidence.lean) and lean.p_value < alarm and abs(lean.longer.estimate - lean.others) > _LEAN:
-        share = f"{lean.longer.estimate:z.0%} of the time, {_range(lean.longer)}"
-        yield Reason("length", f"chose the longer answer {share}, the others {lean.others:z.0%}")
+        share = f"{_percent(lean.longer.estimate)} of the time {_range(lean.longer)}"
+        yield Reason("length", f"chose the longer answer {share}, the others {_percent(lean.others)}")
 
 
 def _advice(name: str, kinds: set[str], known: bool) -> str:
@@ -126,5 +126,9 @@ def _seconds(value: float) -> str:
     return f"{value:z.1f} s" if value < 10 else f"{value:z.0f} s"
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:z.0f} %"
+
+
 def _range(share: Interval) -> str:
-    return f"[{share.low:z.0%}, {share.high:z.0%}]"
+    return f"[{100 * share.low:z.0f}, {100 * share.high:z.0f}]"

@@ -60,9 +60,9 @@ FIGURES: dict[str, FigureKind] = _table(
     ("agreement_when_slight", "share", _PAIRS, "decided_agreement where one of the two said \"slightly\".", None, ""),
     ("length_log_odds", "log-odds per log ratio", _DECIDED + ", cluster-robust over prompts", "Logistic regression of the choice on log(length of first / length of second), with the side as the other term.", (-0.3, 0.5), "Longer answers win (or lose). If they are not better, ask in the guidelines for the shortest answer that is complete, and watch the policy's length."),
     ("longer_wins", "share", _DECIDED + ", cluster-robust over prompts", "From it: an answer twice as long as the other is chosen with this chance.", (0.45, 0.6), "As for length_log_odds."),
-    ("median_seconds", "s", "judgements with a time", "Median active time of a judgement.", (3, None), "Too fast to have read the answers."),
-    ("hasty_share", "share", "judgements with a time, without skips and repeats", "Too quick to have read the texts: over 200 characters a second, or under a third of what the others take for texts of that length.", (None, 0.1), "Look at the people who are named; if it is nearly everybody, pay by the hour and not by the judgement."),
-    ("pause_share", "share", "judgements with a time", "With a pause in them: much longer than that person's others (beyond what 1 in 2000 normal log times reach). Harmless.", None, ""),
+    ("median_seconds", "s", "judgements with a time, no skips", "Median active time of a judgement.", (3, None), "Too fast to have read the answers."),
+    ("hasty_share", "share", "judgements with a time, no skips, no repeats", "Too quick to have read the texts: over 200 characters a second, or under a third of what the others take for texts of that length.", (None, 0.1), "Look at the people who are named; if it is nearly everybody, pay by the hour and not by the judgement."),
+    ("pause_share", "share", "judgements with a time, no skips", "With a pause in them: much longer than that person's others (beyond what 1 in 2000 normal log times reach). Harmless.", None, ""),
     # people against the rest, known answers and themselves
     ("gold_accuracy", "share", "judged test questions", "Test questions answered as known.", (0.85, None), "Check the test questions first, then the people below 0.7."),
     ("repeat_agreement", "share", "first repeats of one person", "People say the same again of a pair they have judged before.", (0.7, None), "Nobody can agree with others more than with themselves: the question is unclear, or people click."),

@@ -66,7 +66,7 @@ class Pace:
 @dataclass(frozen=True, slots=True)
 class Speed:
     """``median``: seconds of a judgement. ``hasty``: the most hasty first; ``pauses``: the longest first. ``num_timed``: judgements with a
-    time; ``num_read``: those of them that can be hasty (no skips, no repeats).
+    time, without skips; ``num_read``: those of them that can be hasty (no repeats).
     """
 
     median: float
@@ -79,19 +79,22 @@ class Speed:
 
 
 def speed(votes: Votes, *, confidence: float = 0.95) -> Speed | None:
-    """None where no judgement has a time above 0.
+    """None where no judgement has a time above 0. Skips are left out: they need no reading, or a reason to be typed.
 
     Hasty is more than FASTEST characters a second over all answers, or below HASTY_PART of the median of other people's judgements of
-    texts of that length (bins of equal count; from three people on, and ten judgements of others in the bin). Skips and repeats are quick
-    for good reasons and are left out. A pause is held against its own person's median, with that person's scale (1.4826 times the median absolute
+    texts of that length (bins of equal count; from three people on, and ten judgements of others in the bin). Repeats are quick for a good
+    reason and are left out. A pause is held against its own person's median, with that person's scale (1.4826 times the median absolute
     deviation; of all together where that person has fewer than 20 judgements).
     """
-    timed = np.isfinite(votes.seconds) & (votes.seconds > 0)
-    not_positive = int((np.isfinite(votes.seconds) & ~timed).sum())
+    measured = np.isfinite(votes.seconds) & (votes.choice != list(Choice).index(Choice.SKIP))
+    timed = measured & (votes.seconds > 0)
+    not_positive = int((measured & ~timed).sum())
     if not timed.any():
         return None
     rows = np.flatnonzero(timed)
-    read = rows[_is_read(votes)[rows]]
+    again = np.zeros(len(votes.ids), dtype=np.bool_)
+    again[votes.judgement[votes.occasion > 0]] = True
+    read = rows[~again[rows]]
     others, bounds = _bounds(votes, read)
     below = votes.seconds[read] < bounds
     hasty = [
@@ -101,13 +104,6 @@ def speed(votes: Votes, *, confidence: float = 0.95) -> Speed | None:
     hasty.sort(key=lambda one: one.seconds / one.bound)
     people = tuple(_paces(votes, read, others, below, confidence))
     return Speed(float(np.median(votes.seconds[rows])), people, tuple(hasty), _pauses(votes, rows), len(rows), len(read), not_positive)
-
-
-def _is_read(votes: Votes) -> NDArray[np.bool_]:
-    """Judgements that need the texts to be read: no skips, no repeats."""
-    found = votes.choice != list(Choice).index(Choice.SKIP)
-    found[votes.judgement[votes.occasion > 0]] = False
-    return found
 
 
 def _bounds(votes: Votes, rows: Ints) -> tuple[Floats, Floats]:
