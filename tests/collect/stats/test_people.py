@@ -16,13 +16,14 @@ from tether.collect.simulate import SimulatedStudy, simulate
 from tether.collect.stats.command import names
 from tether.collect.stats.conduct import Evidence, for_all, judge_conduct
 from tether.collect.stats.page import page
+from tether.collect.stats.reliability import Competence
 from tether.collect.stats.sentences import in_words
 from tether.collect.stats.speed import FASTEST, HASTY_PART, Pace, speed
 from tether.collect.stats.summary import summarise
 from tether.collect.stats.votes import read_votes
 from tether.collect.stats.words import as_text, people_to_look_at
 from tether.errors import ConfigError
-from tether.stats import wilson
+from tether.stats import Interval, wilson
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +97,19 @@ def test_an_end_holds_for_all_people_at_once():
     assert for_all(0.95, 1) == pytest.approx(0.9)
     assert for_all(0.95, 5) == pytest.approx(0.98)
     pace = Pace("Ann", 2.0, 14.0, wilson(20, 40), 20)
-    assert judge_conduct("Ann", Evidence(pace), 2).has("hasty")
-    assert not judge_conduct("Ann", Evidence(pace), 200).has("hasty")  # the same person among many: this may be bad luck
+
+    def conduct(one: Evidence, people: int):
+        return judge_conduct({"Ann": one} | {f"w{k}": Evidence() for k in range(people - 1)})["Ann"]
+
+    assert conduct(Evidence(pace), 2).has("hasty")
+    assert not conduct(Evidence(pace), 200).has("hasty")  # the same person among many: this may be bad luck
     few = Pace("Ann", 2.0, 14.0, wilson(3, 3), 3)
-    assert not judge_conduct("Ann", Evidence(few), 6).has("hasty")  # three clicks are no proof
-    assert judge_conduct("Ann", Evidence(), 6).reasons == ()
+    assert not conduct(Evidence(few), 6).has("hasty")  # three clicks are no proof
+    assert conduct(Evidence(), 6).reasons == ()
+    odd = Competence("Ann", 40, Interval(0.0, 0.0, 0.0, 0.95, 40), Interval(0.0, -0.45, 0.45, 0.95, 40), 0.0)
+    quick = Pace("Ann", 2.0, 14.0, wilson(40, 40), 40)
+    assert not conduct(Evidence(pace=None, competence=odd), 15).has("near chance")
+    assert conduct(Evidence(quick, odd), 15).has("near chance")  # haste is evidence: less proof is needed
 
 
 def _timed(times, length=1000, people=4):

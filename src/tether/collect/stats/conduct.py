@@ -8,7 +8,7 @@ reason, stays below 1 - confidence.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -61,17 +61,29 @@ class Conduct:
         return any(reason.kind == kind for reason in self.reasons)
 
 
-def for_all(confidence: float, num_people: int) -> float:
-    """The two-sided confidence of an interval whose one end holds for all people at once. Example: (0.95, 5) -> 0.98."""
-    return 1 - 2 * (1 - confidence) / max(num_people, 1)
+def for_all(confidence: float, num_people: int, spent: float = 1.0) -> float:
+    """The two-sided confidence of an interval whose one end holds for all people at once, with the share ``spent`` of 1 - confidence.
+    Example: (0.95, 5) -> 0.98.
+    """
+    return 1 - 2 * spent * (1 - confidence) / max(num_people, 1)
 
 
-def judge_conduct(name: str, evidence: Evidence, num_people: int, *, confidence: float = 0.95) -> Conduct:
-    """``num_people``: among whom ``name`` is one."""
-    level = for_all(confidence, num_people)
-    least, most = _hasty_end(evidence.pace, level), _reliability_end(evidence.competence, level)
-    reasons = tuple(_reasons(evidence, least, most, level, 1 - confidence))
-    return Conduct(reasons, _advice(name, {reason.kind for reason in reasons}, most is not None), least, most)
+def judge_conduct(people: Mapping[str, Evidence], *, confidence: float = 0.95) -> dict[str, Conduct]:
+    """Everybody at once. Reliability is tested in two groups with half of the allowed chance each, the hasty and the others: haste alone
+    makes it likely that a person's choices are coins, so that less proof is needed where few are hasty.
+    """
+    level = for_all(confidence, len(people))
+    least = {name: _hasty_end(evidence.pace, level) for name, evidence in people.items()}
+    hasty = {name for name, end in least.items() if end is not None and end > HASTY_SHARE}
+    spent = 0.5 if 0 < len(hasty) < len(people) else 1.0
+    in_group = {True: len(hasty), False: len(people) - len(hasty)}
+    found = {}
+    for name, evidence in people.items():
+        most = _reliability_end(evidence.competence, for_all(confidence, in_group[name in hasty], spent))
+        reasons = tuple(_reasons(evidence, least[name], most, level, 1 - confidence))
+        advice = _advice(name, {reason.kind for reason in reasons}, most is not None)
+        found[name] = Conduct(reasons, advice, least[name], most)
+    return found
 
 
 def _hasty_end(pace: Pace | None, level: float) -> float | None:

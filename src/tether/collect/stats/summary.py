@@ -267,16 +267,20 @@ def _rows(votes: Votes, found: _Found, confidence: float) -> Iterator[AnnotatorR
     leans = {one.annotator: one for one in found.leans}
     paces = {one.annotator: one for one in (found.speed.people if found.speed else ())}
     pauses = Counter(one.annotator for one in (found.speed.pauses if found.speed else ()))
+    evidence = {
+        name: Evidence(paces.get(name), people.get(name), found.gold[1].get(name), sides.get(name), leans.get(name))
+        for name in votes.annotators
+    }
+    conduct = judge_conduct(evidence, confidence=confidence)
     total = np.bincount(votes.by, minlength=len(votes.annotators))
     skipped = np.bincount(votes.by[votes.choice == list(Choice).index(Choice.SKIP)], minlength=len(votes.annotators))
     for index in np.argsort(-total, kind="stable").tolist():
         name = votes.annotators[index]
         side, person, gold, lean, pace = sides.get(name), people.get(name), found.gold[1].get(name), leans.get(name), paces.get(name)
-        conduct = judge_conduct(name, Evidence(pace, person, gold, side, lean), len(votes.annotators), confidence=confidence)
         yield AnnotatorRow(
             name, int(total[index]), int(skipped[index]), side[0] if side else None, lean.longer if lean else None, rest.get(name),
             person.relative if person else None, person.shrunk if person else None, gold, found.repeats[2].get(name),
-            pace.median if pace else None, pace.others if pace else None, pace.hasty if pace else None, pauses[name], conduct,
+            pace.median if pace else None, pace.others if pace else None, pace.hasty if pace else None, pauses[name], conduct[name],
         )  # fmt: skip
 
 
