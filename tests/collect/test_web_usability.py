@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from people import HASTY, six_people
 from test_web_hostile import _violations
@@ -263,12 +265,15 @@ def test_the_owner_reads_who_is_hasty(tmp_path, tab, width, scheme):
 @pytest.mark.parametrize("width", [320, 1280])
 def test_the_page_of_statistics_fits_and_is_accessible(tmp_path, tab, width, scheme):
     made = six_people(80)
+    long = "a-person-with-a-name-that-does-not-end-" * 3
+    made = replace(made, judgements=tuple(replace(j, annotator=long) if j.annotator == "Emil" else j for j in made.judgements))
     target = tmp_path / "stats.html"
     target.write_text(page(summarise(made.judgements, made.items, made.lengths), title="Judgements of a-database-with-a-long-name.db"))
     one = tab(width, 900, scheme)
     one.page.goto(target.as_uri())
     one.page.locator("details").evaluate_all("all => all.forEach((one) => { one.open = true; })")
     assert not one.overflows
+    assert one.page.locator("#people tbody th").first.evaluate("(node) => node.offsetWidth / node.closest('.scroll').offsetWidth") < 0.65
     assert _violations(one) == []
     assert "`" not in one.page.locator("body").inner_text()
     assert one.page.locator("#people svg .line").count() == 0

@@ -76,6 +76,7 @@ def dot_chart(
         for k, (name, *ends) in enumerate(kept)
     )
     legend = f"dot: value; bar: {confidence:z.0%} interval" + (f"; line: {reference[1]}" if reference else "")
+    legend += "; orange: named" if any(row.marked for row in drawn) else ""
     line = (across(reference[0]), reference[1]) if reference else None
     places = tuple((across(value), number(value)) for value in ticks(low, high, 4))
     return DotChart(title, unit, meaning, _TOP + _ROW * len(drawn) + _BOTTOM, drawn, places, line, legend)

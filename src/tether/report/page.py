@@ -126,10 +126,12 @@ def told(text: str) -> Markup:
     """Our own sentences, written for a terminal, as markup: everything is escaped, and what stands between backticks becomes <code>. The
     filter ``told`` of every template; not meant for what people and models wrote.
     """
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
+    kept = _UNIT.sub("\\1\u00a0\\2", str(escape(text)))
+    return Markup(_CODE.sub(r"<code>\1</code>", kept))
 
 
 _CODE = re.compile("`+([^`]+)`+")
+_UNIT = re.compile(r"(\d) (%|s\b)")  # stay on one line
 
 
 def asset(name: str) -> str:

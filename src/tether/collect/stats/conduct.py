@@ -39,7 +39,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason to look at a person. ``kind``: hasty, near chance, fails test questions, one side, length."""
+    """One reason to look at a person. ``kind``: hasty, near chance, fails test questions, one side, length; empty for
+    what is told beside one of these.
+    """
 
     kind: str
     told: str
@@ -81,7 +83,8 @@ def judge_conduct(people: Mapping[str, Evidence], *, confidence: float = 0.95) -
     for name, evidence in people.items():
         most = _reliability_end(evidence.competence, for_all(confidence, in_group[name in hasty], spent))
         reasons = tuple(_reasons(evidence, least[name], most, level, 1 - confidence))
-        advice = _advice(name, {reason.kind for reason in reasons}, most is not None)
+        agrees = evidence.competence is not None and evidence.competence.relative.low > LOW_RELIABILITY
+        advice = _advice(name, {reason.kind for reason in reasons}, agrees=agrees)
         found[name] = Conduct(reasons, advice, least[name], most)
     return found
 
@@ -104,14 +107,17 @@ def _reasons(evidence: Evidence, hasty: float | None, reliability: float | None,
         against = "" if pace.others is None else f", where the others take {_seconds(pace.others)} for texts of these lengths"
         share = f"{_percent(pace.hasty.estimate)} of {pace.hasty.num_units} judgements are hasty, surely more than {_percent(hasty)}"
         yield Reason("hasty", f"answers in {_seconds(pace.median)} (median){against}; {share}")
+        if (person := evidence.competence) and not (reliability is not None and reliability < LOW_RELIABILITY):
+            yield Reason("", f"reliability {person.relative.estimate:z.2f} [{person.relative.low:z.2f}, {person.relative.high:z.2f}]")
     if (person := evidence.competence) and reliability is not None and reliability < LOW_RELIABILITY:
         place = "is against the others'" if reliability < 0 else "is at or near chance"
         scale = f"surely below {reliability:z.2f}, where 1 is the typical person and 0 a coin"
         yield Reason("near chance", f"agreement {place}: reliability {person.relative.estimate:z.2f}, {scale}")
     if gold := evidence.gold:
         passed = round(gold.estimate * gold.num_units)
-        if clopper_pearson(passed, gold.num_units, confidence=level).high < GOLD_LEVEL:
-            yield Reason("fails test questions", f"passed {passed} of {gold.num_units} test questions")
+        fails = clopper_pearson(passed, gold.num_units, confidence=level).high < GOLD_LEVEL
+        if fails or (hasty is not None and hasty > HASTY_SHARE):
+            yield Reason("fails test questions" if fails else "", f"passed {passed} of {gold.num_units} test questions")
     if evidence.side and evidence.side[1] < alarm:
         share = evidence.side[0]
         yield Reason("one side", f"chose the left answer {_percent(share.estimate)} of the time {_range(share)}; 50 % would be no habit")
@@ -120,15 +126,15 @@ def _reasons(evidence: Evidence, hasty: float | None, reliability: float | None,
         yield Reason("length", f"chose the longer answer {share}, the others {_percent(lean.others)}")
 
 
-def _advice(name: str, kinds: set[str], known: bool) -> str:
+def _advice(name: str, kinds: set[str], *, agrees: bool) -> str:
     """What to do, the gravest first."""
     leave = f"`tether collect export DATABASE pairs.jsonl --without {shlex.quote(name)}`"
     if kinds & {"near chance", "fails test questions"}:
         return f"Read some of these judgements and ask; if they were clicks, leave them out: {leave}."
-    if "hasty" in kinds and known:
-        return f"The choices agree with the others' so far: ask how they were made before leaving them out ({leave})."
+    if "hasty" in kinds and agrees:
+        return f"The choices agree with the others' all the same: ask how they were made before leaving them out, {leave}."
     if "hasty" in kinds:
-        return f"Nothing is known yet of the agreement with others: ask, and if nothing was read, leave them out: {leave}."
+        return f"It cannot be told yet whether the choices agree with the others': ask, and if nothing was read, leave them out: {leave}."
     if "one side" in kinds:
         return "Ask; the page balances the sides, so these choices are noisier and not biased."
     return "Ask what made them better; say in the guidelines whether length is wanted." if kinds else ""

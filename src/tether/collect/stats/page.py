@@ -77,16 +77,16 @@ def page(summary: CollectSummary, *, title: str = "Judgements") -> str:
 def _dots(summary: CollectSummary) -> Iterator[DotChart]:
     people, half = summary.annotators, (0.5, "no bias")
     hasty = [row.hasty_share for row in people]
-    told = "Share of judgements too quick to have read the texts. Named (orange) where surely more than a third are."
+    told = "Share of judgements too quick to have read the texts. Named where surely more than a third are."
     yield from _people_chart("Hasty judgements", "share", hasty, summary, told, (HASTY_SHARE, "a third"), (0, 1), ("hasty",))
-    told = "How strongly choices follow the others'. 1 is the typical person, 0 coin tosses. Named (orange) where surely below one half."
+    told = "How strongly choices follow the others'. 1 is the typical person, 0 coin tosses. Named where surely below one half."
     relative, line = [row.relative for row in people], (LOW_RELIABILITY, "half of the typical person's")
-    yield from _people_chart("Reliability", "relative", relative, summary, told, line, (0, 1), ("near chance",))
+    yield from _people_chart("Reliability", "1 = typical person", relative, summary, told, line, (0, 1), ("near chance",))
     rest = [row.agreement_with_rest for row in people]
     told = "Share of the others' judgements of the same pairs that are the same: first, tie, second or both bad."
     yield from _people_chart("Agreement with the rest", "share", rest, summary, told, None, (0, 1), ("near chance",))
     left = [row.left_share for row in people]
-    told = "Of judgements that prefer one answer. Named (orange) where that is surely no coin, corrected for many people."
+    told = "Of judgements that prefer one answer. Named where that is surely no coin, corrected for many people."
     yield from _people_chart("Left answer chosen", "share", left, summary, told, half, (0, 1), ("one side",))
     longer = [row.longer_share for row in people]
     told = "Of judgements that prefer one answer. Longer answers may be the better ones: compare people with each other."

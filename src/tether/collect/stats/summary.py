@@ -93,7 +93,7 @@ class AnnotatorRow:
     @property
     def notes(self) -> tuple[str, ...]:
         """The kinds of reasons to look at this person."""
-        return tuple(reason.kind for reason in self.conduct.reasons)
+        return tuple(reason.kind for reason in self.conduct.reasons if reason.kind)
 
 
 @dataclass(frozen=True, slots=True)

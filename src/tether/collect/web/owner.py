@@ -18,7 +18,7 @@ from tether.report.charts import Chart, chart
 __all__ = ["Measured", "Overview", "Person", "overview"]
 
 _MOST_LINES = 8  # as many colours as a chart has
-_WINDOW = 15  # judgements in a running median
+_WINDOW, _LEAST = 15, 5  # judgements in a running median, and in the first of them
 _FIGURES = (
     "raw_agreement", "decided_agreement", "alpha_nominal", "ceiling", "left_share", "longer_wins", "gold_accuracy", "repeat_agreement",
     "hasty_share",
@@ -151,7 +151,7 @@ def _curve(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _running_median(seconds: Sequence[float]) -> list[tuple[float, float]]:
-    return [(float(k), float(median(seconds[max(0, k - _WINDOW) : k]))) for k in range(1, len(seconds) + 1)]
+    return [(float(k), float(median(seconds[max(0, k - _WINDOW) : k]))) for k in range(min(_LEAST, len(seconds)), len(seconds) + 1) if k]
 
 
 def _time(judgement: Judgement) -> float:
