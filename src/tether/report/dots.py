@@ -72,8 +72,10 @@ def dot_chart(
         return round(_LEFT + share * (WIDTH - _RIGHT - _LEFT), 1)
 
     drawn = tuple(
-        DotRow(_TOP + _ROW * (k + 0.5), *map(across, ends), _short(name), _told(name, *ends), name in marked)
-        for k, (name, *ends) in enumerate(kept)
+        DotRow(
+            _TOP + _ROW * (k + 0.5), across(value), across(least), across(most), _short(name), _told(name, value, least, most), name in marked
+        )
+        for k, (name, value, least, most) in enumerate(kept)
     )
     legend = f"dot: value; bar: {confidence:z.0%} interval" + (f"; line: {reference[1]}" if reference else "")
     legend += "; orange: named" if any(row.marked for row in drawn) else ""
