@@ -75,7 +75,7 @@ def dot_chart(
         DotRow(
             _TOP + _ROW * (k + 0.5), across(value), across(least), across(most),
             _short(name), _told(name, value, least, most), name in marked,
-        )  # fmt: skip
+        )
         for k, (name, value, least, most) in enumerate(kept)
     )
     legend = f"dot: value; bar: {confidence:z.0%} interval" + (f"; line: {reference[1]}" if reference else "")
