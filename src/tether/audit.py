@@ -201,7 +201,7 @@ def _measures(texts: _Texts, confidence: float) -> Iterator[Measure]:
             yield Measure(name, unit, found.estimate, found.low, found.high)
     for share in (0.1, 0.5, 0.9):
         value = float(np.quantile(texts.columns["length"], share))
-        yield Measure(f"length_p{100 * share:.0f}", "words", value, math.nan, math.nan)
+        yield Measure(f"length_p{100 * share:z.0f}", "words", value, math.nan, math.nan)
     yield Measure("pooled", "share of the commonest word trigram among all", texts.pooled, math.nan, math.nan)
     r = _reward_length(texts, confidence)
     if r is not None:
@@ -231,7 +231,7 @@ def _flags(now: _Texts, old: _Texts | None, levels: Levels) -> Iterator[Flag]:
         low, high = _excess(old.by_prompt(column), now.by_prompt(column), factor, levels.confidence)
         if low > 0 if sign > 0 else high < 0:
             values = f"{_mean(old, column):.4g} -> {_mean(now, column):.4g}"
-            yield Flag(name, f"{column} {values}, beyond {factor:g} times the baseline by more than chance ([{low:+.4g}, {high:+.4g}])")
+            yield Flag(name, f"{column} {values}, beyond {factor:g} times the baseline by more than chance ([{low:+z.4g}, {high:+z.4g}])")
 
 
 def _absolute_flags(now: _Texts, levels: Levels) -> Iterator[Flag]:
@@ -278,7 +278,7 @@ def as_text(report: Audit) -> str:
     against = f", against {report.baseline}" if report.baseline else ""
     lines = [
         f"{report.source}: {report.num_answers} answers to {report.num_prompts} prompts{against}; rewards: {report.reward or 'none'}; "
-        f"intervals {report.confidence:.0%} over prompts"
+        f"intervals {report.confidence:z.0%} over prompts"
     ]
     before = {measure.name: measure for measure in report.before}
     for measure in report.measures:

@@ -26,10 +26,12 @@ def stats(
     Example: tether collect stats answers.db --output judgements.html
     """
     from tether.collect.stats.command import collect_stats
-    from tether.collect.stats.page import write_page
+    from tether.collect.stats.page import check_target, write_page
     from tether.collect.stats.words import as_text
     from tether.collect.store import Store
 
+    if output is not None:
+        check_target(output)
     with Store.open(database) as store:
         summary = collect_stats(store, seed=seed)
         place = store.place

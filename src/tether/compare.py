@@ -268,15 +268,15 @@ def _words(first: Group, group: Group, interval: Interval, verdict: str, p_holm:
     }
     family = f", p {p_holm:.3g} after Holm's correction for {num_comparisons} comparisons" if num_comparisons > 1 else f", p {p_holm:.3g}"
     measured = (
-        f"{first.mean:.3f} -> {group.mean:.3f}, difference {interval.estimate:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] "
-        f"({interval.confidence:.0%} paired bootstrap over {interval.num_units} prompts{family})"
+        f"{first.mean:z.3f} -> {group.mean:z.3f}, difference {interval.estimate:+z.3f} [{interval.low:+z.3f}, {interval.high:+z.3f}] "
+        f"({interval.confidence:z.0%} paired bootstrap over {interval.num_units} prompts{family})"
     )
     return " ".join([f"{heads[verdict]}: {measured}.", _kl_words(first, group, verdict, same_start=same_start), _seed_words(first, group)])
 
 
 def _kl_words(first: Group, group: Group, verdict: str, *, same_start: bool) -> str:
     """Was the gain bought with KL?"""
-    told = f"KL(policy || start) {first.kl:.2f} -> {group.kl:.2f} nats per answer"
+    told = f"KL(policy || start) {first.kl:z.2f} -> {group.kl:z.2f} nats per answer"
     if not same_start:
         told += " (whether both start from the same weights is not recorded, or they do not: KLs are then against different policies)"
     if verdict == "not shown":
@@ -295,7 +295,7 @@ def _seed_words(first: Group, group: Group) -> str:
         return "One training seed each: the interval is over prompts, and another seed may say otherwise."
     unit = "seed" if _unit(first.seeds) == _unit(group.seeds) == "seed" else "run"
     ahead = [after > before for before in first.means for after in group.means]
-    ranges = ", ".join(f"{g.label} {min(g.means):.3f} to {max(g.means):.3f}" for g in (first, group))
+    ranges = ", ".join(f"{g.label} {min(g.means):z.3f} to {max(g.means):z.3f}" for g in (first, group))
     return (
         f"Means by training {unit}: {ranges}; {group.label} is ahead in {sum(ahead)} of {len(ahead)} pairs of {unit}s. "
         f"The interval is over prompts, of the mean over {unit}s."
@@ -333,7 +333,7 @@ def as_text(compared: Compared) -> str:
     lines = [f"{'group':<40} {'seeds':<12} {compared.score:>14} {'KL/answer':>10}"]
     for group in compared.groups:
         seeds = ",".join("?" if seed is None else str(seed) for seed in group.seeds)
-        lines.append(f"{group.label:<40} {seeds:<12} {group.mean:>14.4f} {group.kl:>10.3f}")
+        lines.append(f"{group.label:<40} {seeds:<12} {group.mean:>z14.4f} {group.kl:>z10.3f}")
     return "\n\n".join([*compared.warnings, "\n".join(lines), *(comparison.words for comparison in compared.comparisons), *compared.notes])
 
 

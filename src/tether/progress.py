@@ -69,7 +69,7 @@ def headline(metrics: Mapping[str, float]) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:z,.0f}" if abs(value) >= 1000 else f"{value:z.3g}"
 
 
 def _duration(seconds: float) -> str:

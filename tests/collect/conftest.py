@@ -36,8 +36,11 @@ class Tab:
         self.page.locator("#guidelines").wait_for()
         self.page.keyboard.press("Enter")
         self.page.locator("#compare").wait_for()
+        self.settle()
 
     def keys(self, *names: str) -> None:
+        """Pressed by somebody who has seen what is on the screen: a new item takes no judgement for the first moment."""
+        self.settle()
         for name in names:
             self.page.keyboard.press(name)
 
@@ -46,6 +49,10 @@ class Tab:
         before = self.text("#count")
         self.keys(*names)
         self.page.wait_for_function("before => document.getElementById('count').textContent !== before", arg=before)
+
+    def settle(self) -> None:
+        """Until the item on the screen takes a judgement."""
+        self.page.wait_for_function("() => document.getElementById('dock')?.getAttribute('aria-busy') !== 'true'")
 
     def text(self, selector: str) -> str:
         return self.page.locator(selector).inner_text()

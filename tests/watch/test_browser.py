@@ -47,7 +47,7 @@ class Tab:
             assert (Path(folder) / name).stat().st_size < 300_000
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (1100, "dark"), (360, "light"), (360, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (1100, "dark"), (320, "light"), (360, "dark")])
 def test_report_opens_offline(chromium, running, width: int, scheme: str):
     running.go(40, HOSTILE)
     running.end()

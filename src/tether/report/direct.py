@@ -46,4 +46,4 @@ def held_out_sentences(name: str, stage: StageRecord) -> Iterator[str]:
 
 
 def _share(value: Any) -> str:
-    return f"{100 * value:.1f} %" if isinstance(value, int | float) and math.isfinite(value) else "–"
+    return f"{100 * value:z.1f} %" if isinstance(value, int | float) and math.isfinite(value) else "–"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from tether.errors import RunError
 from tether.files import write_atomic
@@ -31,7 +31,7 @@ from tether.report.words import POLICY_COLUMNS, hashes, policy_rows, summary
 
 __all__ = [
     "LARGEST_PAGE", "asset", "content_policy", "fill", "render", "render_document", "render_main", "render_page", "render_svg",
-    "write_report",
+    "told", "write_report",
 ]  # fmt: skip
 
 LARGEST_PAGE = 5 * 10**6  # bytes
@@ -122,6 +122,18 @@ def _values(run: RunRecord, limits: Limits) -> dict[str, Any]:
     }
 
 
+def told(text: str) -> Markup:
+    """Our own sentences, written for a terminal, as markup: everything is escaped, and what stands between backticks becomes <code>. The
+    filter ``told`` of every template; not meant for what people and models wrote.
+    """
+    kept = _UNIT.sub("\\1\u00a0\\2", str(escape(text)))
+    return Markup(_CODE.sub(r"<code>\1</code>", kept))
+
+
+_CODE = re.compile("`+([^`]+)`+")
+_UNIT = re.compile(r"(\d) (%|s\b)")  # stay on one line
+
+
 def asset(name: str) -> str:
     """A file of the templates folder as text."""
     return (resources.files("tether.report") / "templates" / name).read_text(encoding="utf-8")
@@ -146,13 +158,15 @@ def fill(template: str, values: Mapping[str, Any], *, package: str) -> str:
 
 @cache
 def _environment(package: str = "tether.report") -> Environment:
-    return Environment(
+    found = Environment(
         loader=ChoiceLoader([PackageLoader(package), PackageLoader("tether.report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.filters["told"] = told
+    return found
 
 
 def _safe(text: str) -> str:

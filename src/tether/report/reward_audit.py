@@ -73,7 +73,9 @@ def _length(found: Mapping[str, Any]) -> Table:
 
 
 def _form(found: Mapping[str, Any]) -> Table:
-    rows = [(one["name"], f"{one['value']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]", f"{one['p_value']:.2g}") for one in found["form"]]
+    rows = [
+        (one["name"], f"{one['value']:+z.3f} [{one['low']:+z.3f}, {one['high']:+z.3f}]", f"{one['p_value']:.2g}") for one in found["form"]
+    ]
     note = (
         "Logistic regression of the model's preference on the label and on differences of form, each per standard deviation. The model "
         "reads one answer at a time, so it has no position to prefer."
@@ -139,8 +141,8 @@ def _interval(one: Mapping[str, Any]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None or not math.isfinite(value) else f"{value:.3f}"
+    return "–" if value is None or not math.isfinite(value) else f"{value:z.3f}"
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
+    return "–" if value is None else f"{100 * value:z.1f} %"

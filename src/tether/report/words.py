@@ -154,7 +154,7 @@ def _scores(run: RunRecord) -> Iterator[str]:
             interval = _interval(gain.confidence, gain.low, gain.high)
             yield (
                 f"{policy.name}: {number(start.mean)} → {number(policy.mean)}; gain "
-                f"{gain.difference:+.4g}, paired {interval} over {gain.num_prompts} prompts, "
+                f"{gain.difference:+z.4g}, paired {interval} over {gain.num_prompts} prompts, "
                 f"which {_verdict(gain)}."
             )
 
@@ -255,7 +255,7 @@ def _policy_row(run: RunRecord, policy: PolicyRecord) -> PolicyRow:
     )
     cells = (
         f"{number(policy.mean)} [{number(policy.low)}, {number(policy.high)}]",
-        f"{gain.difference:+.4g} [{number(gain.low)}, {number(gain.high)}]" if gain else "–",
+        f"{gain.difference:+z.4g} [{number(gain.low)}, {number(gain.high)}]" if gain else "–",
         number(policy.kl_token),
         number(policy.kl_sequence),
         number(policy.response_length),
@@ -284,7 +284,7 @@ def _percent(share: float) -> str:
 
 
 def _share(value: Any) -> str:
-    return f"{100 * value:.1f} %" if isinstance(value, int | float) and math.isfinite(value) else "–"
+    return f"{100 * value:z.1f} %" if isinstance(value, int | float) and math.isfinite(value) else "–"
 
 
 def _outside(name: str, value: float) -> bool:

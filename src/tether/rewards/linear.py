@@ -59,7 +59,7 @@ class LinearRewardModel:
         lines = [f"{'feature':<{width}}  {'weight':>8} {'95 % interval':>18}  {'mean':>8} {'std':>8}"]
         for k in order:
             w, half = self.weights[k], 1.96 * self.standard_errors[k]
-            interval = f"[{w - half:.3f}, {w + half:.3f}]"
+            interval = f"[{w - half:z.3f}, {w + half:z.3f}]"
             lines.append(f"{self.features[k].name:<{width}}  {w:>8.3f} {interval:>18}  {self.means[k]:>8.3g} {self.stds[k]:>8.3g}")
         return "\n".join(lines)
 

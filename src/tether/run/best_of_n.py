@@ -156,8 +156,8 @@ def as_text(found: Mapping[str, Any]) -> str:
             str(row["n"]),
             _cell(row["proxy"]),
             _cell(row["gold"]),
-            f"{row['kl_bound']:.4f}",
-            f"{row['win_rate_bound']:.4f}",
+            f"{row['kl_bound']:z.4f}",
+            f"{row['win_rate_bound']:z.4f}",
         )
         for row in found["rows"]
     ]

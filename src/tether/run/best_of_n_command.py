@@ -259,4 +259,4 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
             return "–"
         return f"{one['estimate']:.4g}" + (f" [{one['low']:.4g}, {one['high']:.4g}]" if one["low"] is not None else "")
 
-    return str(row["n"]), told(row["proxy"]), told(row["gold"]), f"{row['kl_bound']:.4f}", f"{row['win_rate_bound']:.4f}"
+    return str(row["n"]), told(row["proxy"]), told(row["gold"]), f"{row['kl_bound']:z.4f}", f"{row['win_rate_bound']:z.4f}"

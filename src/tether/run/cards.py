@@ -137,11 +137,11 @@ def _results(stage: str, summary: Mapping[str, Any], evaluation: Mapping[str, An
     last, held = summary.get("last_step") or {}, summary.get("held_out") or {}
     if stage == "reward_model" and held:
         yield (
-            f"Held-out accuracy {held['accuracy']:.3f} [{held['low']:.3f}, {held['high']:.3f}] (95 % Wilson interval over "
+            f"Held-out accuracy {held['accuracy']:z.3f} [{held['low']:z.3f}, {held['high']:z.3f}] (95 % Wilson interval over "
             f"{held['num_pairs']} pairs of prompts it was not trained on)."
         )
     if "kl_k1_sequence" in last:
-        yield f"KL(policy || start) in the last training step: {last['kl_k1_sequence']:.3f} nats per answer (k1, over the step's answers)."
+        yield f"KL(policy || start) in the last training step: {last['kl_k1_sequence']:z.3f} nats per answer (k1, over the step's answers)."
     name = "start" if stage == "sft" else stage.partition(".")[2]
     rows = {row["name"]: row for row in evaluation.get("policies", ())}
     if stage == "reward_model" or name not in rows:
@@ -150,14 +150,14 @@ def _results(stage: str, summary: Mapping[str, Any], evaluation: Mapping[str, An
     if row["score"] == "plainspoken":
         yield "The held-out score below is the noiseless rule of a simulated rater (0 to 10), not a judgement of people."
     yield (
-        f"Held-out score `{row['score']}`: {row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}] ({row['confidence']:.0%} bootstrap over "
-        f"{row['num_prompts']} prompts, {row['samples_per_prompt']} answers each)."
+        f"Held-out score `{row['score']}`: {row['mean']:z.3f} [{row['low']:z.3f}, {row['high']:z.3f}] ({row['confidence']:z.0%} bootstrap "
+        f"over {row['num_prompts']} prompts, {row['samples_per_prompt']} answers each)."
     )
     gain = next((gain for gain in evaluation.get("gains", ()) if gain["after"] == name), None)
     if gain is not None:
         yield (
-            f"Gain over the start: {gain['difference']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}] (paired over {gain['num_prompts']} "
-            f"prompts), at KL(policy || start) {row['kl_sequence_sum_nats']:.3f} nats per answer."
+            f"Gain over the start: {gain['difference']:+z.3f} [{gain['low']:+z.3f}, {gain['high']:+z.3f}] (paired over "
+            f"{gain['num_prompts']} prompts), at KL(policy || start) {row['kl_sequence_sum_nats']:z.3f} nats per answer."
         )
 
 

@@ -136,8 +136,8 @@ def direct_stage(context: Context, name: str, start: Path) -> Path:
 def held_out_sentence(held: HeldOutPreference) -> str:
     """The held-out figures in one sentence, with units."""
     return (
-        f"held-out accuracy of implied rewards {held.accuracy_before:.3f} -> {held.accuracy:.3f} [{held.low:.3f}, {held.high:.3f}] (95 % "
-        f"Wilson interval over {held.num_units} pairs or answers of prompts it was not trained on), margin {held.margin_before:.3f} -> "
-        f"{held.margin:.3f}; log-probability of chosen {held.chosen_change:+.2f}, of rejected {held.rejected_change:+.2f} nats per "
+        f"held-out accuracy of implied rewards {held.accuracy_before:z.3f} -> {held.accuracy:z.3f} [{held.low:z.3f}, {held.high:z.3f}] (95 "
+        f"% Wilson interval over {held.num_units} pairs or answers of prompts it was not trained on), margin {held.margin_before:z.3f} -> "
+        f"{held.margin:z.3f}; log-probability of chosen {held.chosen_change:+z.2f}, of rejected {held.rejected_change:+z.2f} nats per "
         "sequence against the start"
     )

@@ -26,8 +26,8 @@ class Displacement:
 
     def __str__(self) -> str:
         return (
-            f"displacement: over the last {self.num_steps} steps the log-probability of the chosen answers fell by {self.fall:.1f} nats "
-            f"per sequence (now {self.level:+.1f} against the start) while the margin rose. Both answers become less likely, the rejected "
+            f"displacement: over the last {self.num_steps} steps the log-probability of the chosen answers fell by {self.fall:z.1f} nats "
+            f"per sequence (now {self.level:+z.1f} against the start) while the margin rose. Both answers become less likely, the rejected "
             "one faster, and the probability goes to answers that nobody compared. What people do about it: add the cross-entropy of the "
             "chosen answers to the loss (sft_coef = 0.1 to 1), raise beta, lower the learning rate or stop here, drop pairs whose two "
             "answers are nearly the same, or compare answers of the policy itself (online_dpo). Read held-out answers before you trust "

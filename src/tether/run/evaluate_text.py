@@ -25,7 +25,7 @@ def _policies(evaluation: Mapping[str, Any]) -> list[list[str]]:
     return [
         [
             row["name"], _number(row["mean"]), _range(row), str(row["num_prompts"]), str(row["samples_per_prompt"]),
-            _number(row["response_length"]), f"{row['truncated_share']:.0%}", _number(row["kl_sequence_sum_nats"]),
+            _number(row["response_length"]), f"{row['truncated_share']:z.0%}", _number(row["kl_sequence_sum_nats"]),
             row["provenance"]["weights_sha256"][:8],
         ]
         for row in evaluation["policies"]
@@ -41,14 +41,14 @@ def _attempts(evaluation: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def _gain(row: Mapping[str, Any]) -> list[str]:
-    return [row["before"], row["after"], row["by"], f"{row['difference']:+.4g} {_range(row)}", *_chances(row)]
+    return [row["before"], row["after"], row["by"], f"{row['difference']:+z.4g} {_range(row)}", *_chances(row)]
 
 
 def _win(row: Mapping[str, Any]) -> list[str]:
     no_verdict = f"no verdict in {row['num_unjudged']} of {row['num_pairs']} pairs" if row["num_unjudged"] else ""
     if row["rate"] is None:
         return [row["before"], row["after"], row["by"], no_verdict or "-", *_chances(row)]
-    rate = f"{row['rate']:.1%} [{row['low']:.1%}, {row['high']:.1%}]"
+    rate = f"{row['rate']:z.1%} [{row['low']:z.1%}, {row['high']:z.1%}]"
     return [row["before"], row["after"], row["by"], f"{rate}, {no_verdict}" if no_verdict else rate, *_chances(row)]
 
 

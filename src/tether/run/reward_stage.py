@@ -99,11 +99,11 @@ def reward_model_stage(context: Context, start: Path) -> Path | None:
 
 def held_out_sentence(result: HeldOut) -> str:
     """Accuracy and its interval, and what else is known."""
-    ties = f"; tie parameter {result.tie_parameter:.3f}" if result.tie_parameter is not None else ""
-    heads = f"; mean standard deviation over heads of a difference {result.head_std:.3f}" if result.head_std is not None else ""
+    ties = f"; tie parameter {result.tie_parameter:z.3f}" if result.tie_parameter is not None else ""
+    heads = f"; mean standard deviation over heads of a difference {result.head_std:z.3f}" if result.head_std is not None else ""
     level = f", {result.num_pairs - result.num_decided} further pairs are ties" if result.num_pairs > result.num_decided else ""
     return (
-        f"held-out accuracy {result.accuracy:.3f} [{result.low:.3f}, {result.high:.3f}] "
+        f"held-out accuracy {result.accuracy:z.3f} [{result.low:z.3f}, {result.high:z.3f}] "
         f"(95 % Wilson interval over {result.num_decided} pairs of prompts it was not trained on{level}){ties}{heads}"
     )
 
@@ -126,8 +126,8 @@ def normalise_scores(model: RewardModel, result: HeldOut, config: RewardModelCon
     if to == "mean_std" and not std > 0:
         return "all scores are equal: they are left as they are"
     model.normalise(mean, std if to == "mean_std" else 1.0)
-    unit = f"a unit is {model.log_odds_per_unit:.3f} in log-odds"
-    return f"scores have mean 0{' and std 1' if to == 'mean_std' else ''} on {what}: offset {model.score_offset:.3f} is added, {unit}"
+    unit = f"a unit is {model.log_odds_per_unit:z.3f} in log-odds"
+    return f"scores have mean 0{' and std 1' if to == 'mean_std' else ''} on {what}: offset {model.score_offset:z.3f} is added, {unit}"
 
 
 def _set_limit(model: RewardModel, config: RewardModelConfig) -> None:

@@ -5,10 +5,11 @@
     ceiling       how often the best possible reward model can agree with a single judgement
     reliability   people against the rest, known answers and themselves; one-coin Dawid-Skene
     bias          position and length
-    speed         judgements and people that are much too fast or slow
+    speed         hasty judgements, the share of them of each person, and pauses
+    conduct       who is named, for what, and what to do
     transitivity  cycles among the answers to one prompt
     figures       the registry: unit, meaning, good band, advice
-    summary       all of it as one record; words and page show it
+    summary       all of it as one record; sentences, words and page show it
     plan          how many judgements an interval needs
     command       a store or a simulated study -> what the command line prints
 """

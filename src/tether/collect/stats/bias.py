@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tether.collect.stats.votes import Votes
 from tether.stats import Interval, binomial_p_value, clopper_pearson, holm, wilson
 
-__all__ = ["ChoiceModel", "PositionBias", "choice_model", "length_curve", "logistic", "position_bias"]
+__all__ = ["ChoiceModel", "LengthLean", "PositionBias", "choice_model", "length_curve", "length_leans", "logistic", "position_bias"]
 
 Floats = NDArray[np.float64]
 
@@ -49,6 +49,37 @@ def position_bias(votes: Votes, *, confidence: float = 0.95) -> PositionBias | N
     )
     hits, n = int(left.sum()), int(keep.sum())
     return PositionBias(clopper_pearson(hits, n, confidence=confidence), binomial_p_value(hits, n), people)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthLean:
+    """One person: how often the longer of two answers won, how often it did for the others, and p of "the same", adjusted by Holm."""
+
+    annotator: str
+    longer: Interval
+    others: float
+    p_value: float
+
+
+def length_leans(votes: Votes, *, confidence: float = 0.95) -> tuple[LengthLean, ...]:
+    """People against the rest, since longer answers may be the better ones. Two-sided test of two shares with a pooled variance, for who
+    has ten decided judgements of answers of different lengths where the others have ten; rankings and test questions are left out.
+    """
+    keep = (votes.outcome != 0) & ~votes.ranked & ~votes.gold & np.isfinite(votes.length_ratio) & (votes.length_ratio != 0)
+    longer, who = (np.sign(votes.length_ratio) == votes.outcome)[keep], votes.annotator[keep]
+    n = np.bincount(who, minlength=len(votes.annotators))
+    hits = np.bincount(who, weights=longer, minlength=len(votes.annotators))
+    seen = np.flatnonzero((n >= 10) & (n.sum() - n >= 10))
+    pooled = hits.sum() / max(n.sum(), 1)
+    if len(seen) == 0 or not 0 < pooled < 1:
+        return ()
+    others = (hits.sum() - hits[seen]) / (n.sum() - n[seen])
+    z = (hits[seen] / n[seen] - others) / np.sqrt(pooled * (1 - pooled) * (1 / n[seen] + 1 / (n.sum() - n[seen])))
+    adjusted = holm([2 * NormalDist().cdf(-abs(float(value))) for value in z])
+    return tuple(
+        LengthLean(votes.annotators[a], wilson(int(hits[a]), int(n[a]), confidence=confidence), float(rest), p)
+        for a, rest, p in zip(seen, others, adjusted, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)

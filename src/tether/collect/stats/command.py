@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from tether.collect.judgement import Item, Judgement
@@ -12,7 +12,7 @@ from tether.collect.stats.plan import Plan, plan_ceiling, plan_share
 from tether.collect.stats.summary import CollectSummary, summarise
 from tether.collect.stats.words import as_text, plans_text, table
 
-__all__ = ["collect_stats", "plans", "simulated_json", "simulated_text"]
+__all__ = ["collect_stats", "names", "plans", "simulated_json", "simulated_text"]
 
 
 _CHOOSING = {"uncertainty", "disagreement"}  # strategies that pick hard items; all others serve in random order
@@ -26,11 +26,18 @@ class StoreLike(Protocol):
     def judgements(self, include_withdrawn: bool = ...) -> Any: ...
     def item_states(self) -> Any: ...
     def answers(self) -> Any: ...
+    def annotators(self) -> Any: ...
 
 
 def collect_stats(store: StoreLike, *, seed: int = 0, confidence: float = 0.95) -> CollectSummary:
-    """The summary of an open collection. Where its strategy is not random, agreement and the ceiling are those of its random share."""
-    judgements: list[Judgement] = list(store.judgements(include_withdrawn=True))
+    """The summary of an open collection, people by their names. Where its strategy is not random, agreement and the ceiling are those of
+    its random share.
+    """
+    shown = names(store)
+    judgements: list[Judgement] = [
+        replace(judgement, annotator=shown.get(judgement.annotator, judgement.annotator))
+        for judgement in store.judgements(include_withdrawn=True)
+    ]
     items: list[Item] = []
     drawn: set[str] = set()
     for state in store.item_states():
@@ -39,6 +46,14 @@ def collect_stats(store: StoreLike, *, seed: int = 0, confidence: float = 0.95) 
             drawn.add(state.item.item_id)
     lengths = {answer.answer_id: len(answer.plain) for answer in store.answers()}
     return summarise(judgements, items, lengths, random_items=drawn, seed=seed, confidence=confidence)
+
+
+def names(store: StoreLike) -> dict[str, str]:
+    """Annotators' names by id, as the commands take them. A name that is the id of another person would be taken for that one: such a
+    person keeps the id.
+    """
+    known = {annotator.id: annotator.name for annotator in store.annotators()}
+    return {who: who if name in known and name != who else name for who, name in known.items()}
 
 
 def plans(summary: CollectSummary) -> list[tuple[str, Plan]]:
@@ -62,9 +77,9 @@ def simulated_text(study: SimulatedStudy) -> str:
     rows = []
     for name, truth in _truths(made).items():
         one = summary.figure(name)
-        value = "not known" if one.value is None else f"{one.value:.3f}"
-        interval = "" if one.low is None or one.high is None else f"[{one.low:.3f}, {one.high:.3f}]"
-        rows.append([name, f"{truth:.3f}", value, interval])
+        value = "not known" if one.value is None else f"{one.value:z.3f}"
+        interval = "" if one.low is None or one.high is None else f"[{one.low:z.3f}, {one.high:z.3f}]"
+        rows.append([name, f"{truth:z.3f}", value, interval])
     heading = f"Simulated annotators, no people: {len(made.judgements)} judgements of {len(made.items)} pairs of answers."
     truths = table(("figure", "truth", "estimate", "interval"), rows)
     return "\n\n".join([heading, truths, as_text(summary), "Judgements needed:", plans_text(plans(summary))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,8 +12,9 @@ import numpy as np
 
 from tether.collect.judgement import Choice, Item, Judgement
 from tether.collect.stats.agreeing import Agreement, agreement
-from tether.collect.stats.bias import ChoiceModel, PositionBias, choice_model, length_curve, position_bias
+from tether.collect.stats.bias import ChoiceModel, LengthLean, PositionBias, choice_model, length_curve, length_leans, position_bias
 from tether.collect.stats.ceiling import Ceiling, ceiling
+from tether.collect.stats.conduct import Conduct, Evidence, judge_conduct
 from tether.collect.stats.figures import FIGURES, Band
 from tether.collect.stats.reliability import (
     Competence,
@@ -24,7 +26,7 @@ from tether.collect.stats.reliability import (
     pair_agreements,
     self_consistency,
 )
-from tether.collect.stats.speed import Speed, SpeedFlag, speed
+from tether.collect.stats.speed import Hasty, Pause, Speed, speed
 from tether.collect.stats.transitivity import Transitivity, transitivity
 from tether.collect.stats.votes import Votes, read_votes
 from tether.errors import DataError
@@ -68,24 +70,36 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class AnnotatorRow:
-    """One person. ``relative``: reliability, 1 is the typical person. ``notes``: what somebody should look at. None: not known."""
+    """One person. ``relative``: reliability, 1 is the typical person. ``longer_share``: the longer answer won. ``others_seconds``: what the
+    others take for texts of the same lengths. ``conduct``: whether and for what the person is named. None: not known.
+    """
 
     name: str
     num_judgements: int
     num_skips: int
     left_share: Interval | None
+    longer_share: Interval | None
     agreement_with_rest: Interval | None
     relative: Interval | None
     relative_shrunk: float | None
     gold_accuracy: Interval | None
     repeat_agreement: Interval | None
     median_seconds: float | None
-    notes: tuple[str, ...]
+    others_seconds: float | None
+    hasty_share: Interval | None
+    num_pauses: int
+    conduct: Conduct
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The kinds of reasons to look at this person."""
+        return tuple(reason.kind for reason in self.conduct.reasons if reason.kind)
 
 
 @dataclass(frozen=True, slots=True)
 class CollectSummary:
-    """``figures``: in the order of the registry, each once. ``pairs``: of people. ``odd_times``: flagged judgements, the fastest first.
+    """``figures``: in the order of the registry, each once. ``pairs``: of people. ``hasty``: judgements too quick to
+    have read the texts, the most hasty first; ``pauses``: judgements with a pause in them, the longest first.
 
     ``length_curve``: (longer / shorter, share that chose the longer, judgements) in bins. ``warnings``: what the reader has to know first.
     """
@@ -94,7 +108,8 @@ class CollectSummary:
     annotators: tuple[AnnotatorRow, ...]
     pairs: tuple[PairAgreement, ...]
     skip_reasons: tuple[tuple[str, int], ...]
-    odd_times: tuple[SpeedFlag, ...]
+    hasty: tuple[Hasty, ...]
+    pauses: tuple[Pause, ...]
     length_curve: tuple[tuple[float, float, int], ...]
     warnings: tuple[str, ...]
     confidence: float
@@ -131,15 +146,17 @@ def summarise_votes(votes: Votes, *, seed: int = 0, confidence: float = 0.95) ->
     people = competence(votes, confidence=confidence)
     limit, no_ceiling = _ceiling(votes, people, seed, confidence)
     found = _Found(
-        agreement(votes, seed=seed, confidence=confidence), limit, no_ceiling, position_bias(votes, confidence=confidence),
-        choice_model(votes, confidence=confidence), speed(votes), people, transitivity(votes, limit, seed=seed, confidence=confidence),
-        gold_accuracy(votes, confidence=confidence), self_consistency(votes, confidence=confidence),
+        agreement=agreement(votes, seed=seed, confidence=confidence), ceiling=limit, no_ceiling=no_ceiling,
+        position=position_bias(votes, confidence=confidence), leans=length_leans(votes, confidence=confidence),
+        model=choice_model(votes, confidence=confidence), speed=speed(votes, confidence=confidence), people=people,
+        cycles=transitivity(votes, limit, seed=seed, confidence=confidence), gold=gold_accuracy(votes, confidence=confidence),
+        repeats=self_consistency(votes, confidence=confidence),
     )  # fmt: skip
-    figures = tuple(_figures(votes, found, confidence))
+    rows = tuple(_rows(votes, found, confidence))
     return CollectSummary(
-        figures, tuple(_rows(votes, found, confidence)), pair_agreements(votes, seed=seed, confidence=confidence),
-        tuple(sorted(votes.skip_reasons.items(), key=lambda pair: (-pair[1], pair[0]))),
-        found.speed.judgements if found.speed else (), length_curve(votes), tuple(_warnings(votes, found)), confidence, seed,
+        tuple(_figures(votes, found, rows, confidence)), rows, pair_agreements(votes, seed=seed, confidence=confidence),
+        tuple(sorted(votes.skip_reasons.items(), key=lambda pair: (-pair[1], pair[0]))), found.speed.hasty if found.speed else (),
+        found.speed.pauses if found.speed else (), length_curve(votes), tuple(_warnings(votes, found)), confidence, seed,
     )  # fmt: skip
 
 
@@ -151,6 +168,7 @@ class _Found:
     ceiling: Ceiling | None
     no_ceiling: str
     position: PositionBias | None
+    leans: tuple[LengthLean, ...]
     model: ChoiceModel | None
     speed: Speed | None
     people: tuple[Competence, ...]
@@ -169,9 +187,9 @@ def _ceiling(votes: Votes, people: tuple[Competence, ...], seed: int, confidence
         return None, str(error)
 
 
-def _figures(votes: Votes, found: _Found, confidence: float) -> Iterator[Figure]:
+def _figures(votes: Votes, found: _Found, rows: tuple[AnnotatorRow, ...], confidence: float) -> Iterator[Figure]:
     """In the order of the registry; every name of it once."""
-    values = dict(_counts(votes, found, confidence)) | dict(_measured(found))
+    values = dict(_counts(votes, found, confidence)) | dict(_people(found, rows)) | dict(_measured(found))
     if set(values) != set(FIGURES):
         raise AssertionError(f"figures and registry differ: {sorted(set(values) ^ set(FIGURES))}")
     for name, kind in FIGURES.items():
@@ -196,10 +214,16 @@ def _counts(votes: Votes, found: _Found, confidence: float) -> Iterator[tuple[st
     skipped = wilson(skips, int(ordinary.sum()), confidence=confidence) if ordinary.any() else None
     yield "skip_share", (skipped, "no ordinary item was judged")
     yield "median_seconds", (timed.median if timed else None, "no judgement has a time")
-    odd = wilson(len(timed.judgements), timed.num_timed, confidence=confidence) if timed else None
-    yield "odd_times", (odd, "no judgement has a time")
+    hasty = wilson(len(timed.hasty), timed.num_read, confidence=confidence) if timed and timed.num_read else None
+    yield "hasty_share", (hasty, "no judgement has a time")
+    paused = wilson(len(timed.pauses), timed.num_timed, confidence=confidence) if timed else None
+    yield "pause_share", (paused, "no judgement has a time")
+
+
+def _people(found: _Found, rows: tuple[AnnotatorRow, ...]) -> Iterator[tuple[str, tuple[_Value, str]]]:
     few = "fewer than three people share ten pairs of answers with others, or the typical person cannot be told from a coin"
-    yield "unreliable_annotators", (float(sum(p.unreliable for p in found.people)) if found.people else None, few)
+    yield "unreliable_annotators", (float(sum(row.conduct.has("near chance") for row in rows)) if found.people else None, few)
+    yield "hasty_annotators", (float(sum(row.conduct.has("hasty") for row in rows)) if found.speed else None, "no judgement has a time")
 
 
 def _measured(found: _Found) -> Iterator[tuple[str, tuple[_Value, str]]]:
@@ -240,25 +264,23 @@ def _rows(votes: Votes, found: _Found, confidence: float) -> Iterator[AnnotatorR
     rest = agreement_with_rest(votes, confidence=confidence)
     sides = {name: (share, p) for name, share, p in (found.position.by_annotator if found.position else ())}
     people = {p.annotator: p for p in found.people}
-    seconds = dict(found.speed.people) if found.speed else {}
-    odd = {flag.name: flag for flag in (found.speed.annotators if found.speed else ())}
+    leans = {one.annotator: one for one in found.leans}
+    paces = {one.annotator: one for one in (found.speed.people if found.speed else ())}
+    pauses = Counter(one.annotator for one in (found.speed.pauses if found.speed else ()))
+    evidence = {
+        name: Evidence(paces.get(name), people.get(name), found.gold[1].get(name), sides.get(name), leans.get(name))
+        for name in votes.annotators
+    }
+    conduct = judge_conduct(evidence, confidence=confidence)
     total = np.bincount(votes.by, minlength=len(votes.annotators))
     skipped = np.bincount(votes.by[votes.choice == list(Choice).index(Choice.SKIP)], minlength=len(votes.annotators))
     for index in np.argsort(-total, kind="stable").tolist():
         name = votes.annotators[index]
-        side, person, gold = sides.get(name), people.get(name), found.gold[1].get(name)
-        notes = []
-        if side and side[1] < 1 - confidence:
-            notes.append(f"chose the left answer {side[0].estimate:.0%} of the time")
-        if person and person.unreliable:
-            notes.append("does not agree with the rest")
-        if gold and gold.high < 0.7:
-            notes.append("fails test questions")
-        if name in odd:
-            notes.append(f"much {'faster' if odd[name].fast else 'slower'} than the others")
+        side, person, gold, lean, pace = sides.get(name), people.get(name), found.gold[1].get(name), leans.get(name), paces.get(name)
         yield AnnotatorRow(
-            name, int(total[index]), int(skipped[index]), side[0] if side else None, rest.get(name), person.relative if person else None,
-            person.shrunk if person else None, gold, found.repeats[2].get(name), seconds.get(name), tuple(notes),
+            name, int(total[index]), int(skipped[index]), side[0] if side else None, lean.longer if lean else None, rest.get(name),
+            person.relative if person else None, person.shrunk if person else None, gold, found.repeats[2].get(name),
+            pace.median if pace else None, pace.others if pace else None, pace.hasty if pace else None, pauses[name], conduct[name],
         )  # fmt: skip
 
 

@@ -30,8 +30,8 @@ _CHOICES = {choice: index for index, choice in enumerate(Choice)}
 @dataclass(frozen=True, slots=True, eq=False)
 class Votes:
     """Two tables. Judgements (one row each, withdrawn ones left out): ``choice`` (index in Choice), ``by``, ``seconds`` (NaN: not
-    measured), ``gold_hit`` (1 right, 0 wrong, NaN no gold or skipped), ``ids``. Votes on units (one row per pair of a judgement that is
-    no skip):
+    measured), ``characters`` (of all answers of the item; NaN where a length is missing), ``gold_hit`` (1 right, 0 wrong, NaN no gold or
+    skipped), ``ids``. Votes on units (one row per pair of a judgement that is no skip):
 
     ``unit``, ``prompt``, ``annotator``  integers from 0
     ``outcome``       +1, 0, -1 (above); ``both_bad`` True where the 0 is "both bad"
@@ -54,6 +54,7 @@ class Votes:
     by: Ints
     on_gold: NDArray[np.bool_]
     seconds: Floats
+    characters: Floats
     gold_hit: Floats
     unit: Ints
     prompt: Ints
@@ -114,7 +115,8 @@ class _Reader:
         self._skips: dict[str, int] = {}
         self._withdrawn = 0
         self._ids: list[str] = []
-        self._judged: list[tuple[int, int, bool, float, float, int, bool]] = []
+        self._characters: dict[str, float] = {}  # of an item: its answers
+        self._judged: list[tuple[int, int, bool, float, float, float, int, bool]] = []
         self._rows: list[tuple[int, int, int, int]] = []
 
     def counts(self, judgement: Judgement) -> bool:
@@ -139,7 +141,7 @@ class _Reader:
         strength = -1 if judgement.strength is None else int(judgement.strength is Strength.MUCH)
         drawn = self._random_items is None or item.item_id in self._random_items
         self._ids.append(judgement.judgement_id)
-        self._judged.append((_CHOICES[choice], who, item.gold is not None, seconds, hit, strength, drawn))
+        self._judged.append((_CHOICES[choice], who, item.gold is not None, seconds, self._length_of(item), hit, strength, drawn))
         if choice is Choice.SKIP:
             reason = judgement.reason.strip()
             self._skips[reason] = self._skips.get(reason, 0) + 1
@@ -162,17 +164,24 @@ class _Reader:
         self._pairs[item.item_id] = pairs
         return pairs
 
+    def _length(self, answer: str) -> int:
+        value = self._answers.get(answer, 0)
+        return len(value) if isinstance(value, str) else value
+
     def _log_ratio(self, first: str, second: str) -> float:
-        lengths = []
-        for answer in (first, second):
-            value = self._answers.get(answer, 0)
-            lengths.append(len(value) if isinstance(value, str) else value)
+        lengths = self._length(first), self._length(second)
         return log(lengths[0] / lengths[1]) if min(lengths) > 0 else nan
+
+    def _length_of(self, item: Item) -> float:
+        if item.item_id not in self._characters:
+            lengths = [self._length(answer) for answer in item.answers]
+            self._characters[item.item_id] = float(sum(lengths)) if min(lengths) > 0 else nan
+        return self._characters[item.item_id]
 
     def votes(self) -> Votes:
         """The columns."""
         ints, flags = np.int64, np.bool_
-        choice, by, on_gold, seconds, hit, strength, drawn = _columns(self._judged, 7)
+        choice, by, on_gold, seconds, characters, hit, strength, drawn = _columns(self._judged, 8)
         unit, outcome, side, row = _columns(self._rows, 4).astype(ints)
         choice, by, on_gold, strength = choice.astype(ints), by.astype(ints), on_gold.astype(flags), strength.astype(ints)
         unit_prompt = np.asarray(self._unit_prompt, dtype=ints)
@@ -180,7 +189,7 @@ class _Reader:
         return Votes(
             annotators=tuple(self._annotators), prompts=tuple(self._prompts), ids=tuple(self._ids),
             skip_reasons=self._skips, num_withdrawn=self._withdrawn,
-            choice=choice, by=by, on_gold=on_gold, seconds=seconds, gold_hit=hit,
+            choice=choice, by=by, on_gold=on_gold, seconds=seconds, characters=characters, gold_hit=hit,
             unit=unit, prompt=unit_prompt[unit], annotator=by[row], outcome=outcome, both_bad=choice[row] == _CHOICES[Choice.BOTH_BAD],
             side=side, length_ratio=ratio[unit], strength=strength[row], ranked=choice[row] == _CHOICES[Choice.RANKED],
             gold=on_gold[row], random=drawn[row].astype(flags), occasion=_occasions(by[row], unit), judgement=row,

@@ -6,23 +6,47 @@ import math
 from collections.abc import Sequence
 
 from tether.collect.stats.plan import Plan
+from tether.collect.stats.sentences import in_words
 from tether.collect.stats.summary import AnnotatorRow, CollectSummary, Figure
 from tether.report.charts import number
 from tether.stats import Interval
 
-__all__ = ["ANNOTATOR_COLUMNS", "annotator_cells", "as_text", "band_text", "figure_value", "interval_text", "plans_text", "table"]
+__all__ = [
+    "ANNOTATOR_COLUMNS", "COLUMN_MEANINGS", "NOBODY_NAMED", "annotator_cells", "as_text", "band_text", "figure_value", "interval_text",
+    "people_to_look_at", "plans_text", "seconds_text", "share_text", "table",
+]  # fmt: skip
 
-ANNOTATOR_COLUMNS = ("judgements", "skips", "agrees with rest", "reliability", "gold", "repeats", "left", "seconds", "notes")
+ANNOTATOR_COLUMNS = (
+    "judgements", "skips", "median time", "others' time", "hasty", "pauses", "reliability", "agrees with rest", "test questions passed",
+    "same again", "left chosen", "longer chosen", "look at",
+)  # fmt: skip
+"""The columns after the name; `COLUMN_MEANINGS` says what they are."""
+
+COLUMN_MEANINGS = (
+    ("median time, others' time", "active seconds of a judgement, and what the other people take for texts of the same lengths"),
+    ("hasty", "share of judgements too quick to have read the texts: over 200 characters a second, or under a third of the others' time"),
+    ("pauses", "judgements much longer than this person's others; harmless"),
+    ("reliability", "how strongly the choices follow the others'; 1 is the typical person, 0 a coin, below 0 the buttons turned round"),
+    ("agrees with rest", "share of the others' judgements of the same pairs that are the same"),
+    ("test questions passed", "of those judged"),
+    ("same again", "share of pairs judged twice that were judged the same"),
+    ("left chosen, longer chosen", "of judgements that prefer one answer; 50 % left without a habit; compare longer with the other people"),
+)
 
 _MOST_ROWS, _MOST_FLAGS = 40, 10
 _VERDICTS = {"good": "", "look": "LOOK", "unclear": "unclear", "": ""}
 
 
 def as_text(summary: CollectSummary) -> str:
-    """Warnings, figures, people, skip reasons and odd times; sentences of what needs looking at."""
+    """People to look at, warnings, figures, people, skip reasons and times; sentences of what needs looking at."""
     parts = [f"WARNING: {warning}" for warning in summary.warnings]
+    if named := people_to_look_at(summary):
+        parts.append("\n".join(["People to look at", *(f"  {name}: {told}. {advice}" for name, told, advice in named)]))
+    elif summary.annotators:
+        parts.append(NOBODY_NAMED)
     rows = [[one.name, figure_value(one), one.unit, _VERDICTS[one.verdict]] for one in summary.figures]
-    parts.append(table(("figure", f"value [{summary.confidence:.0%} interval]", "unit", ""), rows))
+    parts.append("\n".join(["In words", *(f"  {sentence}" for sentence in in_words(summary))]))
+    parts.append(table(("figure", f"value [{summary.confidence:z.0%} interval]", "unit", ""), rows))
     if look := [one for one in summary.figures if one.verdict in {"look", "unclear"}]:
         parts.append("\n".join(f"{one.name}: {one.meaning} {_outside(one)}" for one in look))
     if unknown := [one for one in summary.figures if one.value is None]:
@@ -30,6 +54,7 @@ def as_text(summary: CollectSummary) -> str:
     if summary.annotators:
         people = [[row.name, *annotator_cells(row)] for row in summary.annotators[:_MOST_ROWS]]
         parts.append(table(("annotator", *ANNOTATOR_COLUMNS), people))
+        parts.append("\n".join(f"{column}: {meaning}." for column, meaning in COLUMN_MEANINGS))
     if len(summary.annotators) > _MOST_ROWS:
         parts.append(f"{len(summary.annotators) - _MOST_ROWS} more annotators with fewer judgements: --json has them all.")
     if summary.pairs:
@@ -38,10 +63,27 @@ def as_text(summary: CollectSummary) -> str:
         parts.append(table(header, pairs))
     if summary.skip_reasons:
         parts.append("Skipped: " + "; ".join(f"{reason!r} {count} times" for reason, count in summary.skip_reasons[:_MOST_FLAGS]) + ".")
-    if summary.odd_times:
-        flagged = ", ".join(f"{flag.name} {number(flag.seconds)} s" for flag in summary.odd_times[:_MOST_FLAGS])
-        parts.append(f"Odd times ({len(summary.odd_times)} judgements, the fastest first): {flagged}.")
+    if summary.hasty:
+        shown = ", ".join(f"{one.judgement_id} {number(one.seconds)} s of {number(one.bound)} s" for one in summary.hasty[:_MOST_FLAGS])
+        parts.append(f"Hasty ({_counted(len(summary.hasty))}, the most hasty first, seconds of the bound): {shown}.")
+    if summary.pauses:
+        shown = ", ".join(f"{one.judgement_id} {number(one.seconds)} s" for one in summary.pauses[:_MOST_FLAGS])
+        parts.append(f"Pauses ({_counted(len(summary.pauses))}, the longest first; harmless): {shown}.")
     return "\n\n".join(parts)
+
+
+NOBODY_NAMED = "Nobody is surely hasty, near chance, failing test questions, clicking one side or unlike the others about length."
+
+
+def people_to_look_at(summary: CollectSummary) -> list[tuple[str, str, str]]:
+    """(name, what was found, what to do), the gravest first."""
+    rows = [row for row in summary.annotators if row.conduct.reasons]
+    rows.sort(key=lambda row: (not row.conduct.has("near chance"), not row.conduct.has("hasty"), -len(row.notes)))
+    return [(row.name, "; ".join(reason.told for reason in row.conduct.reasons), row.conduct.advice) for row in rows]
+
+
+def _counted(count: int) -> str:
+    return f"{count} judgement" if count == 1 else f"{count} judgements"
 
 
 def _outside(figure: Figure) -> str:
@@ -79,15 +121,33 @@ def interval_text(interval: Interval | None) -> str:
     if interval is None or interval.estimate != interval.estimate:
         return "–"
     if math.isinf(interval.low) or math.isinf(interval.high):
-        return f"{interval.estimate:.2f} [too little]"
-    return f"{interval.estimate:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+        return f"{interval.estimate:z.2f} [too little]"
+    return f"{interval.estimate:z.2f} [{interval.low:z.2f}, {interval.high:z.2f}]"
 
 
 def annotator_cells(row: AnnotatorRow) -> list[str]:
     """The columns after the name."""
-    shares = (row.agreement_with_rest, row.relative, row.gold_accuracy, row.repeat_agreement, row.left_share)
-    seconds = "–" if row.median_seconds is None else number(row.median_seconds)
-    return [str(row.num_judgements), str(row.num_skips), *(interval_text(share) for share in shares), seconds, "; ".join(row.notes)]
+    gold = row.gold_accuracy
+    passed = "–" if gold is None else f"{round(gold.estimate * gold.num_units)} of {gold.num_units}"
+    return [
+        str(row.num_judgements), str(row.num_skips), seconds_text(row.median_seconds), seconds_text(row.others_seconds),
+        share_text(row.hasty_share), str(row.num_pauses), interval_text(row.relative), share_text(row.agreement_with_rest), passed,
+        share_text(row.repeat_agreement), share_text(row.left_share), share_text(row.longer_share), ", ".join(row.notes) or "–",
+    ]  # fmt: skip
+
+
+def share_text(interval: Interval | None) -> str:
+    """Example: "72 % [58, 83]"; a dash for None and for what is not defined."""
+    if interval is None or math.isnan(interval.estimate):
+        return "–"
+    if math.isinf(interval.low) or math.isinf(interval.high):
+        return f"{100 * interval.estimate:z.0f} % [too little]"
+    return f"{100 * interval.estimate:z.0f} % [{100 * interval.low:z.0f}, {100 * interval.high:z.0f}]"
+
+
+def seconds_text(value: float | None) -> str:
+    """Example: "1.2 s", "14 s"; a dash for None."""
+    return "–" if value is None else f"{value:z.1f} s" if value < 10 else f"{value:z.0f} s"
 
 
 def plans_text(plans: Sequence[tuple[str, Plan]]) -> str:

@@ -8,36 +8,39 @@ from datetime import datetime
 from statistics import median
 
 from tether.collect.judgement import Choice, Judgement
-from tether.collect.stats.command import collect_stats
-from tether.collect.stats.summary import CollectSummary, Figure
-from tether.collect.stats.words import band_text, figure_value
+from tether.collect.stats.command import collect_stats, names
+from tether.collect.stats.sentences import in_words
+from tether.collect.stats.summary import AnnotatorRow, CollectSummary, Figure
+from tether.collect.stats.words import NOBODY_NAMED, band_text, figure_value, interval_text, people_to_look_at, seconds_text, share_text
 from tether.collect.store import Store
 from tether.report.charts import Chart, chart
 
 __all__ = ["Measured", "Overview", "Person", "overview"]
 
 _MOST_LINES = 8  # as many colours as a chart has
-_WINDOW = 15  # judgements in a running median
+_WINDOW, _LEAST = 15, 5  # judgements in a running median, and in the first of them
 _FIGURES = (
     "raw_agreement", "decided_agreement", "alpha_nominal", "ceiling", "left_share", "longer_wins", "gold_accuracy", "repeat_agreement",
-    "odd_times",
+    "hasty_share",
 )  # fmt: skip
-_PREFERENCES = (Choice.FIRST, Choice.SECOND)
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """One annotator's row. Shares are None where nothing was counted yet; ``seconds``: median of active time on an item."""
+    """One annotator's row, in words with their intervals; a dash where nothing was counted yet."""
 
     name: str
     judged: int
     skipped: int
     open: int
-    seconds: float | None
     ties: float | None
-    left: float | None
-    num_sided: int
     latest: str
+    seconds: str
+    others: str
+    hasty: str
+    reliability: str
+    passed: str
+    left: str
     notes: str
 
 
@@ -54,7 +57,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What the page shows. ``wanted`` and ``got``: judgements of ordinary items; ``warnings``: what to know before reading the figures."""
+    """What the page shows. ``wanted`` and ``got``: judgements of ordinary items; ``named``: people to look at, with
+    what was found and what to do; ``warnings``: what to know before reading the figures.
+    """
 
     question: str
     num_items: int
@@ -62,6 +67,9 @@ class Overview:
     got: int
     people: tuple[Person, ...]
     charts: tuple[Chart, ...]
+    named: tuple[tuple[str, str, str], ...] = ()
+    nobody: str = ""
+    sentences: tuple[str, ...] = ()
     measured: tuple[Measured, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -72,12 +80,11 @@ def overview(store: Store) -> Overview:
     for judgement in store.judgements():
         by_person.setdefault(judgement.annotator, []).append(judgement)
     states = list(store.item_states())
-    names = {annotator.id: annotator.name for annotator in store.annotators()}
-    answers = {state.item.item_id: state.item.answers for state in states}
+    shown = names(store)
     worth = collect_stats(store) if any(by_person.values()) else None
-    notes = {row.name: "; ".join(row.notes) for row in worth.annotators} if worth else {}
-    people = tuple(_person(store, who, names.get(who, who), said, answers, notes.get(who, "")) for who, said in by_person.items())
-    named = {names.get(who, who): said for who, said in by_person.items() if said}
+    rows = {row.name: row for row in worth.annotators} if worth else {}
+    people = tuple(_person(store, who, shown.get(who, who), said, rows.get(shown.get(who, who))) for who, said in by_person.items())
+    named = {shown.get(who, who): said for who, said in by_person.items() if said}
     return Overview(
         question=store.settings.question,
         num_items=len(states),
@@ -85,6 +92,9 @@ def overview(store: Store) -> Overview:
         got=sum(min(state.judged, state.wanted or 0) for state in states),
         people=people,
         charts=tuple(_charts(named)) if named else (),
+        named=tuple(people_to_look_at(worth)) if worth else (),
+        nobody=NOBODY_NAMED,
+        sentences=in_words(worth) if worth else (),
         measured=tuple(_measured(worth)) if worth else (),
         warnings=worth.warnings if worth else (),
     )
@@ -101,31 +111,26 @@ def _measured(worth: CollectSummary) -> list[Measured]:
     return [words(worth.figure(name)) for name in _FIGURES]
 
 
-def _person(
-    store: Store, who: str, name: str, said: Sequence[Judgement], answers: Mapping[str, tuple[str, ...]], notes: str
-) -> Person:
+def _person(store: Store, who: str, name: str, said: Sequence[Judgement], row: AnnotatorRow | None) -> Person:
     progress = store.progress(who)
-    words = [judgement for judgement in said if judgement.choice is not Choice.SKIP]
-    sided = [judgement for judgement in words if judgement.choice in _PREFERENCES]
-    seconds = [judgement.seconds for judgement in words if judgement.seconds is not None]
-    equal = sum(judgement.choice in (Choice.TIE, Choice.BOTH_BAD) for judgement in words)
+    judged = [judgement for judgement in said if judgement.choice is not Choice.SKIP]
+    equal = sum(judgement.choice in (Choice.TIE, Choice.BOTH_BAD) for judgement in judged)
+    gold = row.gold_accuracy if row else None
     return Person(
         name=name,
         judged=progress.judged,
         skipped=progress.skipped,
         open=progress.open,
-        seconds=median(seconds) if seconds else None,
-        ties=equal / len(words) if words else None,
-        left=sum(_left(judgement, answers) for judgement in sided) / len(sided) if sided else None,
-        num_sided=len(sided),
-        latest=max((judgement.made_at for judgement in said), default="")[:16].replace("T", " "),
-        notes=notes,
+        ties=equal / len(judged) if judged else None,
+        latest=max((judgement.made_at for judgement in said), default="")[:16].replace("T", " ") or "–",
+        seconds=seconds_text(row.median_seconds if row else None),
+        others=seconds_text(row.others_seconds if row else None),
+        hasty=share_text(row.hasty_share if row else None),
+        reliability=interval_text(row.relative if row else None),
+        passed="–" if gold is None else f"{round(gold.estimate * gold.num_units)} of {gold.num_units}",
+        left=share_text(row.left_share if row else None),
+        notes=", ".join(row.notes) if row and row.notes else "–",
     )
-
-
-def _left(judgement: Judgement, answers: Mapping[str, tuple[str, ...]]) -> bool:
-    first_won = judgement.choice is Choice.FIRST
-    return (judgement.shown[0] == answers[judgement.item_id][0]) is first_won
 
 
 def _charts(named: Mapping[str, Sequence[Judgement]]) -> list[Chart]:
@@ -146,7 +151,7 @@ def _curve(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _running_median(seconds: Sequence[float]) -> list[tuple[float, float]]:
-    return [(float(k), float(median(seconds[max(0, k - _WINDOW) : k]))) for k in range(1, len(seconds) + 1)]
+    return [(float(k), float(median(seconds[max(0, k - _WINDOW) : k]))) for k in range(min(_LEAST, len(seconds)), len(seconds) + 1) if k]
 
 
 def _time(judgement: Judgement) -> float:

@@ -124,7 +124,7 @@ class Divergence:
         sentence = (
             f"the training reward rose from {before.values['proxy']:.4g} to {now.values['proxy']:.4g} on the held-out prompts while the "
             f"independent score fell from {before.values['score']:.4g} (step {before.step}) to {now.values['score']:.4g}: change "
-            f"{score.estimate - self.level:+.4g}, at most {score.high - self.level:+.4g} with {score.confidence:.4%} confidence, paired "
+            f"{score.estimate - self.level:+z.4g}, at most {score.high - self.level:+z.4g} with {score.confidence:z.4%} confidence, paired "
             f"over {score.num_units} prompts"
         )
         numbers = {"score_change": score.estimate - self.level, "score_change_high": score.high - self.level}
@@ -157,8 +157,8 @@ class Drift:
         level = self.scale * before + self.shift
         sentence = (
             f"{_WORDS[self.value]} went from {before:.4g} to {after:.4g} ({UNITS[self.value]}), {self.direction} {level:.4g} "
-            f"by more than chance allows ({found.confidence:.4%} interval of the excess, paired over {found.num_units} prompts: "
-            f"[{found.low:+.4g}, {found.high:+.4g}])"
+            f"by more than chance allows ({found.confidence:z.4%} interval of the excess, paired over {found.num_units} prompts: "
+            f"[{found.low:+z.4g}, {found.high:+z.4g}])"
         )
         return Finding(self.name, sentence, {"before": before, "after": after, "level": level}, seen.baseline)
 

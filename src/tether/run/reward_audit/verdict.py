@@ -42,8 +42,8 @@ def _flags(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if calibration["ece_low"] > max(_ECE, calibration["ece_by_chance"]):
         yield (
             "not calibrated",
-            f"Calibration error {calibration['ece']:.3f} [{calibration['ece_low']:.3f}, {calibration['ece_high']:.3f}], where chance alone "
-            f"gives up to {calibration['ece_by_chance']:.3f}: its confidence is not how often it is right.",
+            f"Calibration error {calibration['ece']:z.3f} [{calibration['ece_low']:z.3f}, {calibration['ece_high']:z.3f}], where chance "
+            f"alone gives up to {calibration['ece_by_chance']:z.3f}: its confidence is not how often it is right.",
         )
     yield from _probe_flags(found)
 
@@ -85,8 +85,8 @@ def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
         )
     calibration = found["calibration"]
     yield (
-        f"Calibration error {calibration['ece']:.3f} [{calibration['ece_low']:.3f}, {calibration['ece_high']:.3f}] in ten bins; "
-        f"a perfectly calibrated model stays below {calibration['ece_by_chance']:.3f} on so many pairs in 95 of 100 cases."
+        f"Calibration error {calibration['ece']:z.3f} [{calibration['ece_low']:z.3f}, {calibration['ece_high']:z.3f}] in ten bins; "
+        f"a perfectly calibrated model stays below {calibration['ece_by_chance']:z.3f} on so many pairs in 95 of 100 cases."
     )
     yield _form_sentence(found)
     if data["left_out_seen_in_training"]:
@@ -125,7 +125,7 @@ def _about_ceiling(found: Mapping[str, Any]) -> Iterator[str]:
 def _length_sentence(found: Mapping[str, Any]) -> str:
     length = found["length"]["length_only"]
     accuracy, better = length["accuracy"], length["model_minus_it"]
-    gap = f"{100 * better['estimate']:+.1f} points [{100 * better['low']:+.1f}, {100 * better['high']:+.1f}]"
+    gap = f"{100 * better['estimate']:+z.1f} points [{100 * better['low']:+z.1f}, {100 * better['high']:+z.1f}]"
     if better["low"] > 0:
         verdict = "it is better than length alone"
     elif better["high"] < 0:
@@ -143,7 +143,7 @@ def _form_sentence(found: Mapping[str, Any]) -> str:
     certain = [one for one in form if adjusted[one["name"]] < 0.05]
     if not certain:
         return "Given the label, neither length nor markup moves its preference by more than noise (Holm over all of them)."
-    told = ", ".join(f"{one['name']} {one['value']:+.2f} [{one['low']:+.2f}, {one['high']:+.2f}]" for one in certain)
+    told = ", ".join(f"{one['name']} {one['value']:+z.2f} [{one['low']:+z.2f}, {one['high']:+z.2f}]" for one in certain)
     return f"Given the label, its preference leans on (log-odds per standard deviation of the difference, Holm below .05): {told}."
 
 
@@ -154,4 +154,4 @@ def _share(interval: Mapping[str, Any]) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "unknown" if value is None else f"{100 * value:.1f} %"
+    return "unknown" if value is None else f"{100 * value:z.1f} %"

@@ -26,11 +26,12 @@ export function freshId() {
 export const LATER = new Set([401, 403, 408, 429, 500, 502, 503, 504, 507]);  // the judgement is fine; the moment is not
 
 // Judgements leave in the order they were made. Each stays in the browser's storage until the server has acknowledged it,
-// also over a reload, and carries an id that lets the server store it once however often it is sent.
+// also over a reload, and carries an id that lets the server store it once however often it is sent. Each has a place of its own in the
+// storage, so that two windows of one annotator do not write over each other's.
 export class Outbox {
   // `onState(text, waiting)`: what to tell the annotator; an empty text where all is well.
   constructor(annotator, onState) {
-    this.key = "tether-outbox-" + annotator;
+    this.prefix = `tether-outbox-${annotator}-`;
     this.onState = onState;
     this.waiting = this.load();
     this.pause = 1000;
@@ -40,24 +41,21 @@ export class Outbox {
 
   load() {
     try {
-      const found = JSON.parse(localStorage.getItem(this.key) || "[]");
-      return Array.isArray(found) ? found : [];
+      const keys = Object.keys(localStorage).filter((key) => key.startsWith(this.prefix));
+      const found = keys.map((key) => JSON.parse(localStorage.getItem(key)));
+      return found.sort((one, other) => one.at - other.at).map((kept) => kept.judgement);
     } catch {
       return [];
     }
   }
 
-  save() {
-    try {
-      localStorage.setItem(this.key, JSON.stringify(this.waiting));
-    } catch {
-      // A browser without storage: they are kept for as long as the page is open.
-    }
-  }
-
   add(judgement) {
     this.waiting.push(judgement);
-    this.save();
+    try {
+      localStorage.setItem(this.prefix + judgement.judgement_id, JSON.stringify({ at: Date.now(), judgement }));
+    } catch {
+      // A browser without storage, or a full one: it is kept for as long as the page is open.
+    }
   }
 
   // Resolves when the server has everything; raises Refused, at the end, for what it will never take.
@@ -88,8 +86,8 @@ export class Outbox {
   }
 
   drop() {
-    this.waiting.shift();
-    this.save();
+    const done = this.waiting.shift();
+    try { localStorage.removeItem(this.prefix + done.judgement_id); } catch { /* it was never there */ }
     this.pause = 1000;
   }
 

@@ -8,6 +8,7 @@ import { renderMarkdown } from "./markdown.js";
 import { letter, Ranking } from "./rank.js";
 import { Screen } from "./screen.js";
 
+const SETTLE_MS = 400;  // nobody has read a new item by then: what is pressed was meant for the one before
 const REASONS = ["I cannot judge it", "The prompt is unclear", "A text is cut off", "It is disturbing"];
 const $ = (id) => document.getElementById(id);
 const choices = [...document.querySelectorAll("[data-choice]")];
@@ -22,7 +23,7 @@ const ranking = new Ranking($("ranks"), (complete, said) => {
   refresh();
 });
 
-let session, outbox, item = null, last = null, choice = null, strength = null, busy = false, view = "";
+let session, outbox, settling, item = null, last = null, choice = null, strength = null, busy = false, view = "";
 
 function state(text, waiting) {
   $("state").textContent = text;
@@ -75,6 +76,7 @@ function display(answer, said) {
   $("progress").value = share;
   $("count").textContent = `${judged} judged` + (skipped ? `, ${skipped} skipped` : "");
   choice = strength = null;
+  settle();
   $("note").value = $("reason").value = "";
   clock.restart();
   suggestBreak();
@@ -88,6 +90,15 @@ function display(answer, said) {
   refresh();
   say(`${said}${many ? item.answers.length + " answers to rank." : "Two answers to compare."}`);
 }
+
+// A third stroke of a key, or the second of a double click, comes after the next item is there: it must not judge that one.
+function settle() {
+  clearTimeout(settling);
+  $("dock").setAttribute("aria-busy", "true");
+  settling = setTimeout(() => $("dock").setAttribute("aria-busy", "false"), SETTLE_MS);
+}
+
+const settled = () => $("dock").getAttribute("aria-busy") === "false";
 
 function suggestBreak() {
   const minutes = session.break_after_minutes;
@@ -106,6 +117,7 @@ function refresh() {
   }
   const skipping = choice === "skip";
   $("dock").classList.toggle("idle", choice === null);
+  $("dock").classList.toggle("skipping", skipping);
   $("skip").setAttribute("aria-pressed", String(skipping));
   $("reasons").hidden = !skipping;
   $("strength").hidden = skipping || !session?.strengths || !item || item.answers.length > 2;
@@ -116,11 +128,11 @@ function refresh() {
 
 // The same choice twice is a save: two strokes of one key are a judgement.
 function choose(name) {
-  if (busy || !item) return;
+  if (busy || !item || !settled()) return;
   if (choice === name && name !== "skip") { save(); return; }
-  choice = name;
+  choice = choice === name ? null : name;  // skip, pressed again, is taken back
   refresh();
-  if (name === "skip") $("reason-buttons").firstElementChild.focus();
+  if (choice === "skip") $("reason-buttons").firstElementChild.focus();
 }
 
 function give(reason) {
@@ -131,7 +143,7 @@ function give(reason) {
 
 async function save() {
   refresh();
-  if ($("save").disabled || busy) return;
+  if ($("save").disabled || busy || !settled()) return;
   busy = true;
   const judgement = {
     judgement_id: freshId(), item: item.item, shown: item.shown, choice, strength, seconds: clock.seconds(),
@@ -176,11 +188,11 @@ const showKeys = bindKeys([
   ["X", "both bad", () => choose("both_bad"), pair],
   ["1", "slightly better", () => strengths[0].click(), () => pair() && session.strengths && choice !== "skip"],
   ["2", "much better", () => strengths[1].click(), () => pair() && session.strengths && choice !== "skip"],
-  ...[...Array(6).keys()].map((place) => [letter(place), place < 3 ? `answer ${letter(place)} is next best` : "", () => ranking.take(place), list]),
+  ...[...Array(6).keys()].map((place) => [letter(place), place < 3 ? `answer ${letter(place)} is next best` : "", () => { if (settled()) ranking.take(place); }, list]),
   ["=", "tied with the one above", () => ranking.tie(), list],
   ["Backspace", "take the last rank back", () => ranking.back(), list],
   ...REASONS.map((reason, at) => [String(at + 1), `because: ${reason}`, () => give(reason), () => comparing() && choice === "skip"]),
-  ["K", "skip, with a reason", () => choose("skip"), comparing],
+  ["K", "skip, with a reason; again to take that back", () => choose("skip"), comparing],
   ["Enter", "save", () => save(), comparing],
   ["Enter", "begin", () => guidelines(), () => view === "guidelines"],
   ["Enter", "look again", () => load(), () => view === "done"],

@@ -100,15 +100,28 @@ export class Ranking {
   }
 
   draw(moved) {
+    const focus = this.focused();
     let tier = 0;
     this.list.replaceChildren(...this.order.map((answer, at) => {
       const open = at >= this.placed;
       if (!open && !this.tied.has(answer)) tier = at + 1;
       return this.row(answer, at, open, tier);
     }));
+    if (focus) this.focus(focus);
     const name = moved === undefined ? "" : letter(moved);
     const rank = moved === undefined ? "" : this.list.querySelector(`[data-answer="${moved}"] .rank`).textContent;
     this.onChange(this.complete, name && `${name} is ${rank}`);
+  }
+
+  // What had the focus is made anew; who works by keyboard must not be thrown out of the list.
+  focused() {
+    const item = document.activeElement?.closest("li");
+    return item && this.list.contains(item) ? { answer: item.dataset.answer, button: document.activeElement.dataset.does } : null;
+  }
+
+  focus({ answer, button }) {
+    const item = this.list.querySelector(`[data-answer="${answer}"]`);
+    (item?.querySelector(`[data-does="${button}"]`) || item)?.focus({ preventScroll: true });
   }
 
   row(answer, at, open, tier) {
@@ -135,6 +148,7 @@ export class Ranking {
     const node = document.createElement("button");
     node.type = "button";
     node.textContent = text;
+    node.dataset.does = text === "=" ? "tie" : "up";
     node.setAttribute("aria-label", label);
     node.addEventListener("click", act);
     return node;

@@ -9,6 +9,7 @@ export class Screen {
   // `say(text)`: tells the live region.
   constructor(prompt, answers, buttons, say) {
     Object.assign(this, { prompt, answers, buttons, say });
+    this.following = new Set();  // panes that scroll because another one does
     this.view = { raw: false, differences: false, together: true };
     for (const name of Object.keys(buttons)) buttons[name].addEventListener("click", () => this.toggle(name));
     // Scrolling does not bubble; it is caught on its way down.
@@ -80,7 +81,7 @@ export class Screen {
 
   // The same share of each text is seen. What follows does not lead.
   follow(leader) {
-    if (!this.view.together || !this.panes.includes(leader) || leader === this.following) return;
+    if (!this.view.together || !this.panes.includes(leader) || this.following.has(leader)) return;
     const room = leader.scrollHeight - leader.clientHeight;
     const share = room > 0 ? leader.scrollTop / room : 0;
     for (const pane of this.panes) if (pane !== leader) this.bring(pane, share);
@@ -89,9 +90,9 @@ export class Screen {
   bring(pane, share) {
     const wanted = Math.round(share * (pane.scrollHeight - pane.clientHeight));
     if (Math.abs(pane.scrollTop - wanted) < 2) return;
-    this.following = pane;
+    this.following.add(pane);
     pane.scrollTop = wanted;
-    requestAnimationFrame(() => requestAnimationFrame(() => { this.following = null; }));
+    requestAnimationFrame(() => requestAnimationFrame(() => this.following.delete(pane)));
   }
 
   // Keys that scroll, while nothing is in focus that scrolls by itself. True where something moved.
