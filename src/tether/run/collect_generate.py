@@ -8,7 +8,7 @@ from itertools import islice
 
 from tether.backends.compute import Compute, resolve_compute
 from tether.collect.entries import Answer, Provenance
-from tether.collect.exchange.imported import item_of
+from tether.collect.exchange.identity import item_of
 from tether.collect.judgement import Item
 from tether.collect.select import draw_pairs
 from tether.collect.store import Store
