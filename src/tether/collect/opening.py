@@ -15,7 +15,7 @@ from tether.collect.settings import Settings
 from tether.errors import StoreError
 from tether.files import sync_folder
 
-__all__ = ["create_database", "discard_database", "open_database", "write_settings"]
+__all__ = ["create_database", "discard_database", "open_database", "read_settings", "write_settings"]
 
 
 def create_database(url_or_path: str | os.PathLike[str], settings: Settings) -> Engine:
@@ -63,7 +63,7 @@ def open_database(url_or_path: str | os.PathLike[str]) -> tuple[Engine, Settings
     engine = connect(url)
     try:
         with reading(engine) as connection:
-            return engine, _settings_of(connection, shown_place(engine))
+            return engine, read_settings(connection, shown_place(engine))
     except BaseException:
         engine.dispose()
         raise
@@ -75,7 +75,8 @@ def write_settings(connection: Connection, settings: Settings) -> None:
     connection.execute(sa.insert(schema.meta).values(key="settings", value=settings.as_json()))
 
 
-def _settings_of(connection: Connection, place: str) -> Settings:
+def read_settings(connection: Connection, place: str) -> Settings:
+    """The settings. Raises StoreError for a database that is not ours or too new."""
     if schema.meta.name not in sa.inspect(connection).get_table_names():
         raise StoreError(f"{place} is no database of judgements; make one with `tether collect init`")
     meta: dict[str, Any] = {row.key: row.value for row in connection.execute(sa.select(schema.meta))}

@@ -21,7 +21,7 @@ from tether.collect.engine import sqlalchemy as sa
 from tether.collect.entries import Annotator, Answer, ItemState, Progress, Shown, StoredPrompt, plain_text
 from tether.collect.judgement import Choice, Item, Judgement
 from tether.collect.judging import history, judgements_of, record_all, undo
-from tether.collect.opening import create_database, open_database, write_settings
+from tether.collect.opening import create_database, open_database, read_settings, write_settings
 from tether.collect.order import display_order, share_of
 from tether.collect.scoring import read_scores, rerank, scorer_ids, write_scores
 from tether.collect.settings import CHANGEABLE, Settings, Strategy
@@ -77,11 +77,15 @@ class Store:
         self.close()
 
     def change_settings(self, **changes: Any) -> Settings:
-        """Change what may change later (``settings.CHANGEABLE``) and return all settings. Raises ConfigError for the others."""
+        """Change what may change later (``settings.CHANGEABLE``) and return all settings. Raises ConfigError for the others.
+
+        Judgements, sides and the items that are there stay as they are: of ``overlap`` an item learns when it is added. A server that runs
+        goes by the settings it was started with.
+        """
         if fixed := sorted(set(changes) - set(CHANGEABLE)):
             raise ConfigError(f"{', '.join(fixed)}: fixed when the database was made; only {', '.join(CHANGEABLE)} may change later")
-        changed = Settings.from_mapping(asdict(self.settings) | changes)
         with writing(self._engine) as connection:
+            changed = Settings.from_mapping(asdict(read_settings(connection, self.place)) | changes)
             write_settings(connection, changed)
         self.settings = changed
         return changed

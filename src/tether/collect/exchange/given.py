@@ -1,4 +1,4 @@
-"""What a row of a file says, in one neutral form between the layouts of files (``formats``, ``tools``, ``rows``) and the database.
+"""What a row of a file says, in one neutral form between layouts of files (``formats``, ``tools``, ``judgement_rows``) and the database.
 
 Ids are empty where the file gives none: then the contents decide (``identity``).
 """

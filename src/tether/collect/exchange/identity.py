@@ -80,13 +80,13 @@ def _place_prompts(connection: Connection, rows: Sequence[Imported]) -> tuple[li
     texts = [text_to_json(row.prompt, "a prompt") for row in rows]
     asked = [row.prompt_id or _hash(text) for row, text in zip(rows, texts, strict=True)]
     table = schema.prompts
-    stored: dict[str, str] = {}
+    stored: dict[str, str] = {}  # id -> text
     for chunk in chunks(dict.fromkeys(asked)):
         stored.update((row.prompt_id, row.text) for row in connection.execute(sa.select(table).where(table.c.prompt_id.in_(chunk))))
     wanted: dict[str, dict[Slot, None]] = {}
     for text, name in zip(texts, asked, strict=True):
         wanted.setdefault(text, {})[name] = None
-    by_text = _prompts_by_text(connection, {text for text, names in wanted.items() if any(stored.get(name) != text for name in names)})
+    by_text = _prompts_by_text(connection, {text for text, name in zip(texts, asked, strict=True) if stored.get(name) != text})
     for name, text in stored.items():
         if text in wanted and name not in by_text.setdefault(text, []):
             by_text[text].append(name)

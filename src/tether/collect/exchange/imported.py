@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tether.collect.adding import Added
 from tether.collect.codec import text_to_json
@@ -20,6 +20,7 @@ from tether.collect.entries import Text
 from tether.collect.exchange.given import Imported, Parser
 from tether.collect.exchange.identity import Placing, place_rows, prompt_id_of
 from tether.collect.exchange.judged import Said, say
+from tether.collect.exchange.summaries import one_vote_each, refuse_summaries
 from tether.collect.exchange.tables import read_table
 from tether.collect.store import Store
 from tether.errors import DataError
@@ -53,9 +54,12 @@ def simplest(text: Text) -> Text:
     return text[0].content if not isinstance(text, str) and len(text) == 1 and text[0].role == "assistant" else text
 
 
-def import_file(store: Store, path: str | Path, parse: Parser, *, judged: bool = True) -> ImportReport:
+Summaries = Literal["refuse", "as_votes"]
+
+
+def import_file(store: Store, path: str | Path, parse: Parser, *, judged: bool = True, summaries: Summaries = "refuse") -> ImportReport:
     """Import every row of a .jsonl, .json, .parquet or .csv file. See ``import_rows``."""
-    return import_rows(store, read_table(path), parse, str(path), judged=judged)
+    return import_rows(store, read_table(path), parse, str(path), judged=judged, summaries=summaries)
 
 
 def import_prompts(store: Store, path: str | Path) -> Added:
@@ -69,14 +73,20 @@ def import_prompts(store: Store, path: str | Path) -> Added:
 
 
 def import_rows(
-    store: Store, rows: Sequence[Mapping[str, Any] | DataError], parse: Parser, source: str, *, judged: bool = True
-) -> ImportReport:
+    store: Store, rows: Sequence[Mapping[str, Any] | DataError], parse: Parser, source: str, *, judged: bool = True,
+    summaries: Summaries = "refuse",
+) -> ImportReport:  # fmt: skip
     """Import rows; ``judged = False`` takes prompts, answers and items alone, to be judged anew. ``source`` names them in messages and
     in the provenance of the answers. Raises one DataError with all bad rows; nothing is stored then.
 
     A further row that judges the same item in the same name is the word of a further annotator: "import (2)". What is stored already is
-    counted and left. A row whose answers are all the same text is counted and left out: there is nothing to compare.
+    counted and left. A row whose answers are all the same text is counted and left out: there is nothing to compare. ``summaries``:
+    rows of our own pairs export are refused, or taken as one vote each (``exchange.summaries``).
     """
+    if summaries == "as_votes":
+        parse = one_vote_each(parse)
+    else:
+        refuse_summaries(rows, source)
     parsed = _parse(rows, parse, source)
     report = ImportReport(rows=len(rows), notes=Counter(note for row in parsed for note in row.notes))
     used = [_simple(row) for row in parsed]
