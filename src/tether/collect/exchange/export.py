@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 from tether.collect import schema
 from tether.collect.adding import answers_of_items, chunks
+from tether.collect.codec import gold_of
 from tether.collect.engine import Connection, reading
 from tether.collect.engine import sqlalchemy as sa
 from tether.collect.entries import Text
 from tether.collect.exchange.items import annotator_ids, item_rows, judgements_on, outside, refuse_none, texts_of
 from tether.collect.exchange.rule import Decision, Rule, decide, pair_votes
 from tether.collect.exchange.tables import write_table
-from tether.collect.judgement import Choice, Item, Judgement
+from tether.collect.judgement import Item, Judgement
 from tether.collect.store import Store
 from tether.errors import DataError
 from tether.types import Comparison, Message
@@ -108,7 +109,7 @@ def _of_items(connection: Connection, rows: Sequence[Any], rule: Rule, report: E
     used = []
     all_answers = answers_of_items(connection, [row.item_id for row in rows])
     for row in rows:
-        item = Item(row.item_id, row.prompt_id, all_answers[row.item_id], None if row.gold is None else Choice(row.gold))
+        item = Item(row.item_id, row.prompt_id, all_answers[row.item_id], gold_of(row))
         num_pairs = len(item.answers) * (len(item.answers) - 1) // 2
         report.pairs += num_pairs
         if reason := outside(row, rule):

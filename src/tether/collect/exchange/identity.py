@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from tether.collect import schema
 from tether.collect.adding import answers_of_items, chunks, known_ids
-from tether.collect.codec import text_to_json
+from tether.collect.codec import answer_of, gold_of, text_to_json
 from tether.collect.engine import Connection
 from tether.collect.engine import sqlalchemy as sa
 from tether.collect.entries import Answer, Provenance, Text
@@ -150,7 +150,7 @@ def _stored_answers(connection: Connection, prompt_ids: Iterable[str]) -> dict[_
     found: dict[_AnswerContent, list[str]] = {}
     for chunk in chunks(dict.fromkeys(prompt_ids)):
         for row in connection.execute(sa.select(table).where(table.c.prompt_id.in_(chunk)).order_by(table.c.number)):
-            content = (row.prompt_id, row.text, json.loads(row.provenance)["model"])
+            content = (row.prompt_id, row.text, answer_of(row).provenance.model)
             found.setdefault(content, []).append(row.answer_id)
     return found
 
@@ -202,7 +202,7 @@ def _stored_items(connection: Connection, answer_ids: Iterable[str]) -> dict[str
     answers = answers_of_items(connection, dict.fromkeys(row.item_id for row in rows))
     ordered = sorted(rows, key=lambda row: row.number)
     return {
-        row.item_id: Item(row.item_id, row.prompt_id, answers[row.item_id], None if row.gold is None else Choice(row.gold))
+        row.item_id: Item(row.item_id, row.prompt_id, answers[row.item_id], gold_of(row))
         for row in ordered
     }
 
