@@ -153,7 +153,13 @@ def annotators(
 def generate(
     database: _Database,
     /,
-    *models: Annotated[str, Parameter(name="MODEL", help="Model folder, hub id, smollm2, tiny, a run or a checkpoint of a run.")],
+    *models: Annotated[
+        str,
+        Parameter(
+            name="MODEL",
+            help="Model folder, hub id, smollm2, tiny, a run (the policy it trained last), a stage of it (RUN/sft) or a checkpoint of it.",
+        ),
+    ],
     temperature: Annotated[tuple[float, ...], Parameter(help="Temperature; several give answers at each.", negative=())] = (1.0,),
     samples: Annotated[int, Parameter(help="Answers per prompt, model and temperature.")] = 2,
     max_new_tokens: Annotated[int, Parameter(help="Token budget of an answer.")] = 256,
