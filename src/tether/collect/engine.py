@@ -189,8 +189,8 @@ def _damaged(place: str, found: str) -> StoreDamaged:
     return StoreDamaged(
         f"{place} is damaged ({first_line}): something else changed or cut the file. End `tether collect serve`, keep a copy of the file "
         "and of those beside it, and go back to a backup (`tether collect load NEW.db DUMP` makes a database of a dump). Without one, "
-        f"`sqlite3 {place} .recover | sqlite3 NEW.db` saves what can be read, and `tether collect dump NEW.db FILE` shows whether that is "
-        "sound"
+        f"`sqlite3 {place} .recover | sqlite3 NEW.db` saves what can be read (not every build of sqlite3 has .recover), and "
+        "`tether collect dump NEW.db FILE` shows whether that is sound"
     )
 
 
