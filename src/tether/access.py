@@ -96,6 +96,8 @@ def listen(address: str, port: int) -> socket.socket:
     try:
         return _bound(socket.AF_INET6 if ":" in address else socket.AF_INET, address, port)
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise RunError(f"{address} is no address of this machine; `ip addr` lists those it has") from error
         told = f"port {port} of {address} cannot be used ({error.strerror or error}); take another --port, or none for a free one"
         raise RunError(told) from error
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
+from tether.cli_collect_settings import init, settings
 from tether.cli_collect_stats import simulate, stats
 
 __all__ = ["collect_app"]
@@ -19,48 +21,6 @@ _Database = Annotated[str, Parameter(name="DATABASE", help="A SQLite file, or a 
 collect_app = App(name="collect", help="Collect what people say of answers, in a database.", help_format="plaintext")
 
 
-@collect_app.command
-def init(
-    database: _Database,
-    /,
-    *,
-    question: Annotated[str, Parameter(help="What annotators are asked.")] = "Which answer is better?",
-    guidelines: Annotated[Path | None, Parameter(help="Markdown file with the guidelines.")] = None,
-    no_strengths: Annotated[bool, _FLAG, Parameter(help="Do not ask how much better.")] = False,
-    no_comments: Annotated[bool, _FLAG, Parameter(help="Do not offer a comment.")] = False,
-    overlap: Annotated[float, Parameter(help="Share of the items that several annotators judge.")] = 0.2,
-    judgements_per_overlap_item: Annotated[int, Parameter(help="How many judge such an item.")] = 2,
-    gold_share: Annotated[float, Parameter(help="Share of the turns that are test questions, where there are any.")] = 0.05,
-    strategy: Annotated[Literal["random", "uncertainty", "disagreement"], Parameter(help="Which item comes next.")] = "random",
-    random_share: Annotated[float, Parameter(help="Share of the items that no strategy touches.")] = 0.2,
-    stratified: Annotated[bool, _FLAG, Parameter(help="Go round the prompts.")] = False,
-    break_after_minutes: Annotated[int | None, Parameter(help="When the page proposes a break.")] = 30,
-    held_out_share: Annotated[float, Parameter(help="Share of the prompts kept for evaluation.")] = 0.1,
-    seed: Annotated[int, Parameter(help="Of every draw: sides, overlap, held-out prompts.")] = 0,
-) -> None:
-    """Make a new database. Example: tether collect init answers.db --overlap 0.3"""
-    from tether.collect.settings import Settings, Strategy
-    from tether.collect.store import Store
-
-    settings = Settings(
-        question=question,
-        guidelines="" if guidelines is None else _read(guidelines),
-        strengths=not no_strengths,
-        comments=not no_comments,
-        overlap=overlap,
-        judgements_per_overlap_item=judgements_per_overlap_item,
-        gold_share=gold_share,
-        strategy=Strategy(strategy),
-        random_share=random_share,
-        stratified=stratified,
-        break_after_minutes=break_after_minutes,
-        seed=seed,
-        held_out_share=held_out_share,
-    )
-    with Store.create(database, settings) as store:
-        print(store.place)
-
-
 @collect_app.command(name="import")
 def import_(
     database: _Database,
@@ -68,34 +28,52 @@ def import_(
     /,
     *,
     format: Annotated[
-        Literal["trl", "hh", "ratings", "argilla", "label-studio", "prompts"],
-        Parameter(help="trl: prompt, chosen, rejected. hh: transcripts. ratings: rated completions. prompts: to draw answers to."),
+        Literal["trl", "hh", "ratings", "argilla", "label-studio", "judgements", "prompts"],
+        Parameter(
+            help="trl: prompt, chosen, rejected. hh: transcripts. ratings: rated completions. judgements: what export --rows judgements "
+            "wrote. prompts: to draw answers to."
+        ),
     ] = "trl",
-    pairs: Annotated[Literal["ranking", "best_worst", "all"], Parameter(help="ratings: all answers, or pairs.")] = "ranking",
+    pairs: Annotated[Literal["ranking", "best_worst", "all"] | None, Parameter(help="ratings: all answers (ranking), or pairs.")] = None,
     question: Annotated[str, Parameter(help="argilla: the ranking or label question.")] = "",
     prompt_field: Annotated[str, Parameter(help="argilla, label-studio: field of the prompt.")] = "",
     answer_field: Annotated[tuple[str, ...], Parameter(help="argilla, label-studio: field of an answer; repeat it.", negative=())] = (),
-    annotator: Annotated[str, Parameter(help="trl, hh, ratings: whose judgements these are.")] = "import",
+    annotator: Annotated[str, Parameter(help='trl, hh, ratings: whose judgements these are; "import" unless told.')] = "",
+    summaries: Annotated[
+        Literal["refuse", "as_votes"], Parameter(help="trl: rows of our own pairs export: refuse them, or one vote for each pair.")
+    ] = "refuse",
     unjudged: Annotated[bool, _FLAG, Parameter(help="Take prompts, answers and items alone, to be judged anew.")] = False,
 ) -> None:
-    """Take preference data into the database; a file that is imported twice adds nothing the second time."""
+    """Take preference data into the database; the same rows a second time add nothing, also from a file of another name."""
     from tether.collect.exchange import formats, tools
     from tether.collect.exchange.imported import import_file, import_prompts
+    from tether.collect.exchange.judgement_rows import judgements
     from tether.collect.store import Store
 
+    _refuse_idle(f"--format {format}", {
+        "--pairs": (pairs is not None, format == "ratings"),
+        "--question": (question, format == "argilla"),
+        "--prompt-field": (prompt_field, format in ("argilla", "label-studio")),
+        "--answer-field": (answer_field, format in ("argilla", "label-studio")),
+        "--annotator": (annotator, format in ("trl", "hh", "ratings")),
+        "--summaries": (summaries != "refuse", format == "trl"),
+        "--unjudged": (unjudged, format != "prompts"),
+    })  # fmt: skip
+    whose = annotator or "import"
     with Store.open(database) as store:
         if format == "prompts":
             added = import_prompts(store, file)
             print(f"{added.new} prompts added; {added.known} were there already")
             return
         parsers = {
-            "trl": lambda: formats.trl(annotator),
-            "hh": lambda: formats.hh(annotator),
-            "ratings": lambda: formats.ratings(pairs, annotator),
+            "trl": lambda: formats.trl(whose),
+            "hh": lambda: formats.hh(whose),
+            "ratings": lambda: formats.ratings(pairs or "ranking", whose),
             "argilla": lambda: tools.argilla(question, prompt_field, answer_field),
             "label-studio": lambda: tools.label_studio(prompt_field, answer_field),
+            "judgements": judgements,
         }
-        print(import_file(store, file, parsers[format](), judged=not unjudged))
+        print(import_file(store, file, parsers[format](), judged=not unjudged, summaries=summaries))
 
 
 @collect_app.command
@@ -104,6 +82,9 @@ def export(
     file: Annotated[Path, Parameter(name="FILE", help="A .jsonl, .parquet or .csv file to write.")],
     /,
     *,
+    rows: Annotated[
+        Literal["pairs", "judgements"], Parameter(help="A row per pair, which sums up its judgements, or a row per judgement.")
+    ] = "pairs",
     split: Annotated[Literal["train", "held_out", "all"], Parameter(help="Items of which prompts.")] = "train",
     ties: Annotated[Literal["leave_out", "both_orders"], Parameter(help="No row, or two rows with soft label 0.5.")] = "leave_out",
     both_bad: Annotated[Literal["leave_out", "as_tie"], Parameter(help="Pairs that more than half call both bad.")] = "leave_out",
@@ -115,14 +96,22 @@ def export(
     without: Annotated[tuple[str, ...], Parameter(help="Id of an annotator whose word does not count.", negative=())] = (),
     form: Annotated[Literal["auto", "plain", "conversational"], Parameter(help="Strings or messages.")] = "auto",
 ) -> None:
-    """Write comparisons in TRL's preference format, and say what was left out. Example: tether collect export answers.db pairs.jsonl"""
+    """Write comparisons in TRL's preference format, or the judgements one by one, and say what was left out.
+
+    Example: tether collect export answers.db pairs.jsonl
+    """
     from tether.collect.exchange.export import export_file
+    from tether.collect.exchange.judgement_rows import export_judgements
     from tether.collect.exchange.rule import Rule
     from tether.collect.store import Store
 
     rule = Rule(split, ties, both_bad, margin, slight, much, min_agreement, gold, without)
+    usual = Rule()
+    of_pairs = ("ties", "both_bad", "margin", "slight", "much", "min_agreement")
+    shapes = {f"--{name.replace('_', '-')}": (getattr(rule, name) != getattr(usual, name), rows == "pairs") for name in of_pairs}
+    _refuse_idle(f"--rows {rows}", shapes | {"--form": (form != "auto", rows == "pairs")})
     with Store.open(database) as store:
-        print(export_file(store, file, rule, form))
+        print(export_file(store, file, rule, form) if rows == "pairs" else export_judgements(store, file, rule))
 
 
 @collect_app.command
@@ -164,7 +153,13 @@ def annotators(
 def generate(
     database: _Database,
     /,
-    *models: Annotated[str, Parameter(name="MODEL", help="Model folder, hub id, smollm2, tiny, a run or a checkpoint of a run.")],
+    *models: Annotated[
+        str,
+        Parameter(
+            name="MODEL",
+            help="Model folder, hub id, smollm2, tiny, a run (the policy it trained last), a stage of it (RUN/sft) or a checkpoint of it.",
+        ),
+    ],
     temperature: Annotated[tuple[float, ...], Parameter(help="Temperature; several give answers at each.", negative=())] = (1.0,),
     samples: Annotated[int, Parameter(help="Answers per prompt, model and temperature.")] = 2,
     max_new_tokens: Annotated[int, Parameter(help="Token budget of an answer.")] = 256,
@@ -220,14 +215,15 @@ def serve(
     serve_page(database, port=port, host=host, annotators=annotator, names=names)
 
 
-def _read(path: Path) -> str:
+def _refuse_idle(chosen: str, options: Mapping[str, tuple[object, bool]]) -> None:
+    """``options``: option -> (it was given, it has an effect). Raises ConfigError for those that were given and have none."""
     from tether.errors import ConfigError
 
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--guidelines {path}: cannot be read as UTF-8 text ({error})") from error
+    if idle := [name for name, (given, acts) in options.items() if given and not acts]:
+        raise ConfigError(f"{', '.join(idle)} has no effect with {chosen}; leave it out")
 
 
+collect_app.command(init)
+collect_app.command(settings)
 collect_app.command(stats)
 collect_app.command(simulate)

@@ -15,6 +15,7 @@
     ├── RunError (RuntimeError)         a run folder that cannot be used as asked
     ├── StoreError (RuntimeError)       a database of judgements that cannot be used as asked
     │   ├── StoreConflict               a judgement that contradicts a stored one
+    │   ├── StoreDamaged                its file was changed or cut by something else; a backup is needed
     │   └── StoreFull                   its disk is full; what was acknowledged before is safe
     ├── Paused                          a check ended the run after it was saved; carries the exit status
     └── Interrupted                     a signal ended the run after it was saved; carries the exit status
@@ -30,7 +31,7 @@ from typing import Literal
 __all__ = [
     "CheckpointError", "ConfigError", "DataError", "DoesNotFitError", "FetchError", "Interrupted", "MissingHeadError", "ModelError",
     "NumericsError", "Paused", "RatioError",
-    "RewardError", "RunError", "SamplerError", "StoreConflict", "StoreError", "StoreFull", "TetherError",
+    "RewardError", "RunError", "SamplerError", "StoreConflict", "StoreDamaged", "StoreError", "StoreFull", "TetherError",
 ]
 
 
@@ -131,6 +132,10 @@ class StoreError(TetherError, RuntimeError):
 
 class StoreConflict(StoreError):
     """A judgement that contradicts a stored one: another content under its id, or the annotator's second word on one item."""
+
+
+class StoreDamaged(StoreError):
+    """The file of a database is not what was written into it: bytes were changed, or it was cut. The message says what to do."""
 
 
 class StoreFull(StoreError):

@@ -123,6 +123,7 @@ def test_every_pair_is_a_row_or_is_counted(store):
     assert row == {
         "prompt": "Question 0?", "chosen": "answer 1 to 0", "rejected": "answer 0 to 0", "margin": 2.0, "strength": "much",
         "num_judgements": 1, "agreement": 1.0, "soft_label": 1.0, "item_id": "i0", "prompt_id": "p0", "chosen_by": None,
+        "annotators": ["a1"], "chosen_first_share": 0.0,
     }  # fmt: skip
     assert report.left_out == {"tie": 1, "both bad": 1, "no judgement": 3, "gold": 1}
     assert report.rows + report.left_out.total() == report.pairs == 7
@@ -176,7 +177,7 @@ def test_plain_rows_come_back_from_every_kind_of_file(tmp_path, ending):
     assert report.rows == len(HOSTILE)
     assert read_table(tmp_path / f"out{ending}") == rows
     with Store.create(tmp_path / "y.db", Settings(held_out_share=0.0)) as other:
-        import_file(other, tmp_path / f"out{ending}", trl())
+        import_file(other, tmp_path / f"out{ending}", trl(), summaries="as_votes")
         again = list(export_rows(other, ALL))
     names = ("prompt", "chosen", "rejected", "strength", "soft_label")
     assert [[row[name] for name in names] for row in again] == [[row[name] for name in names] for row in rows]

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tether.collect.adding import Added
 from tether.collect.exchange.export import export_rows
 from tether.collect.exchange.formats import hh, ratings, trl
 from tether.collect.exchange.imported import import_file, import_rows
@@ -56,7 +57,8 @@ def test_trl_plain_conversational_and_implicit(store):
         trl(),
         "data.jsonl",
     )  # fmt: skip
-    assert str(report).startswith("3 rows: 3 prompts, 6 answers, 3 items and 3 judgements added; 0 items were there already\n  1 x margin")
+    added = "3 rows: 3 prompts, 6 answers, 3 items and 3 judgements added; 0 items and 0 judgements were there already"
+    assert str(report).startswith(f"{added}\n  1 x margin")
     assert said(store) == [("import", ["So."], ["No."]), ("import", ["Yes"], ["No"]), ("import", ["b"], ["c"])]
     assert [row["strength"] for row in rows_of(store)] == ["much", None, None]
     assert [prompt.text for prompt in store.prompts()] == ["Why?", (Message("user", "Hi"),), (Message("user", "A"),)]
@@ -68,8 +70,8 @@ def test_importing_again_adds_nothing(store, tmp_path):
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     first = import_file(store, tmp_path / "in.jsonl", trl())
     second = import_file(store, tmp_path / "in.jsonl", trl())
-    assert (first.prompts.new, first.items.new, first.judgements) == (7, 20, 20)
-    assert (second.prompts.new, second.answers.new, second.items.new, second.judgements) == (0, 0, 0, 0)
+    assert (first.prompts.new, first.items.new, first.judgements.new) == (7, 20, 20)
+    assert (second.prompts.new, second.answers.new, second.items.new, second.judgements) == (0, 0, 0, Added(0, 20))
     assert len(rows_of(store)) == 20
 
 
@@ -157,7 +159,7 @@ def test_rated_lists_and_ratings_that_are_absent(store):
     rows = [rated, {"prompt": "B?", "generations": ["x", "y"]}]
     report = import_rows(store, rows, ratings(), "uf")
     assert said(store) == [("import", ["y"], ["x"])]
-    assert (report.items.new, report.judgements) == (2, 1)
+    assert (report.items.new, report.judgements.new) == (2, 1)
     with pytest.raises(DataError, match="1 of 2 answers have no rating"):
         import_rows(store, [{"prompt": "C?", "generations": ["x", "y"], "ratings": [1, None]}], ratings(), "uf")
 

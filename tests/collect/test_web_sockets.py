@@ -75,6 +75,16 @@ def test_w1_a_host_is_one_address(tmp_path, host):
         serve(str(tmp_path / "b.db"), host=host)
 
 
+def test_w1_what_is_wrong_with_a_host_is_said(tmp_path):
+    collection(tmp_path / "b.db").close()
+    for host, kind, said in (
+        ("labels.example", ConfigError, "is no IP address"), ("0.0.0.0", ConfigError, "means every address"),
+        ("224.0.0.1", ConfigError, "of many machines"), ("192.0.2.77", RunError, r"192\.0\.2\.77 is no address of this machine; `ip addr`"),
+    ):  # fmt: skip
+        with pytest.raises(kind, match=said):
+            serve(str(tmp_path / "b.db"), host=host)
+
+
 def test_the_command_says_what_is_wrong(tmp_path, capsys):
     assert main(["collect", "serve", "x.db", "--port", "70000"]) == 2
     assert main(["collect", "serve", str(tmp_path / "nothing.db")]) == 1

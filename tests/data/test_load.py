@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import dataclass
 
 import datasets
@@ -123,6 +124,15 @@ def test_unreadable_places(tmp_path):
     ):
         with pytest.raises(DataError, match=message):
             load_rows(str(tmp_path / name))
+
+
+def test_a_database_is_told_how_to_become_rows(tmp_path):
+    sqlite3.connect(tmp_path / "x.db").execute("CREATE TABLE t (a)").connection.close()
+    for path, place in ((str(tmp_path / "x.db"), "x.db"), ("postgresql://me:secret@host/judged", "postgresql://...")):
+        with pytest.raises(DataError, match=r"this is a database.*tether collect export DATABASE FILE\.jsonl") as caught:
+            load_rows(path)
+        assert place in str(caught.value)
+        assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,12 @@ PUBLIC = [
     "Sampling", "__version__", "dpo", "grpo", "load_config", "ppo", "rl", "update_policy",
 ]  # fmt: skip
 
+COLLECT_SETTINGS = [
+    "--break-after-minutes", "--comments", "--gold-share", "--guidelines", "--held-out-share", "--judgements-per-overlap-item",
+    "--no-comments", "--no-stratified", "--no-strengths", "--overlap", "--question", "--random-share", "--reservation-minutes", "--seed",
+    "--strategy", "--stratified", "--strengths",
+]  # fmt: skip
+
 OPTIONS = {
     "run": ["--accept-changes", "--dry-run", "--fresh", "--model", "--quiet", "CONFIG", "OVERRIDES"],
     "resume": ["--accept-changes", "--acknowledge", "--quiet", "RUN"],
@@ -45,16 +51,15 @@ OPTIONS = {
     "lab": ["--[KEYWORD]", "--json", "--plot", "NAME"],
     "config show": ["CONFIG", "OVERRIDES"],
     "config schema": [],
-    "collect init": [
-        "--break-after-minutes", "--gold-share", "--guidelines", "--held-out-share", "--judgements-per-overlap-item", "--no-comments",
-        "--no-strengths", "--overlap", "--question", "--random-share", "--seed", "--strategy", "--stratified", "DATABASE",
-    ],
+    "collect init": [*COLLECT_SETTINGS, "DATABASE"],
+    "collect settings": [*COLLECT_SETTINGS, "DATABASE"],
     "collect import": [
-        "--annotator", "--answer-field", "--format", "--pairs", "--prompt-field", "--question", "--unjudged", "DATABASE", "FILE",
+        "--annotator", "--answer-field", "--format", "--pairs", "--prompt-field", "--question", "--summaries", "--unjudged", "DATABASE",
+        "FILE",
     ],
     "collect export": [
-        "--both-bad", "--form", "--gold", "--margin", "--min-agreement", "--much", "--slight", "--split", "--ties", "--without",
-        "DATABASE", "FILE",
+        "--both-bad", "--form", "--gold", "--margin", "--min-agreement", "--much", "--rows", "--slight", "--split", "--ties",
+        "--without", "DATABASE", "FILE",
     ],
     "collect dump": ["DATABASE", "FILE"],
     "collect load": ["DATABASE", "FILE"],
@@ -76,7 +81,7 @@ def _options(command: str) -> list[str]:
     for name in command.split():
         app = app[name]
     collection = app.assemble_argument_collection()
-    return sorted(name for argument in collection for name in (argument.names or (argument.name,)))
+    return sorted(name for argument in collection for name in (argument.names or (argument.name,)) if name != "*")  # *: a group of options
 
 
 def _commands(app=cli.app, prefix: str = "") -> set[str]:

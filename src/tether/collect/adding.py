@@ -55,7 +55,8 @@ def add_rows(
     refers: Mapping[str, Any],
     begin: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: {},
 ) -> Added:
-    """Add rows by their primary key; they are numbered as they come. ``begin``: the columns of a new row that change later.
+    """Add rows by their primary key; they are numbered as they come. ``begin``: the columns of a new row that are not its contents:
+    they are not compared, because they change later or go by the settings of the moment.
 
     ``refers``: column -> the column elsewhere that must hold its values. Raises DataError for another content under a known id, and for a
     reference to nothing.
@@ -110,9 +111,8 @@ def add_items(connection: Connection, items: Iterable[Item], settings: Settings)
         _check_answers(connection, chunk)
         unlike = {item.item_id: item for item in chunk}
         stored = answers_of_items(connection, unlike)
-        rows = (_item_row(item, settings) for item in chunk)
         refers = {"prompt_id": schema.prompts.c.prompt_id}
-        added = add_rows(connection, schema.items, rows, refers, lambda row: _first_place(row, settings))
+        added = add_rows(connection, schema.items, map(_item_row, chunk), refers, lambda row: _first_place(row, settings))
         for item in chunk:
             if stored.get(item.item_id, item.answers) != item.answers or unlike[item.item_id] != item:
                 raise DataError(f"item_id {item.item_id!r} comes twice with other answers; give the new one an id of its own")
@@ -158,19 +158,15 @@ def _check_answers(connection: Connection, items: Sequence[Item]) -> None:
                 raise DataError(f"item {item.item_id!r} is about the prompt {item.prompt_id!r}, and its answer {answer!r} {found}")
 
 
-def _item_row(item: Item, settings: Settings) -> dict[str, Any]:
-    overlaps = share_of(settings.overlap, settings.seed, "overlap", item.item_id)
-    wanted = settings.judgements_per_overlap_item if overlaps and item.gold is None else 1
-    random = in_random_share(item.item_id, settings)
-    return {
-        "item_id": item.item_id,
-        "prompt_id": item.prompt_id,
-        "gold": None if item.gold is None else item.gold.value,
-        "stream": GOLD if item.gold is not None else RANDOM if random else STRATEGY,
-        "wanted": wanted,
-    }
+def _item_row(item: Item) -> dict[str, Any]:
+    return {"item_id": item.item_id, "prompt_id": item.prompt_id, "gold": None if item.gold is None else item.gold.value}
 
 
 def _first_place(row: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    way = ("gold", "random", "unscored")[row["stream"]]
-    return {"missing": row["wanted"], "place": random_place(row["item_id"], settings.seed), "way": way}
+    """How a new item is served: by the settings of this moment."""
+    name, gold = row["item_id"], row["gold"] is not None
+    overlaps = not gold and share_of(settings.overlap, settings.seed, "overlap", name)
+    wanted = settings.judgements_per_overlap_item if overlaps else 1
+    stream = GOLD if gold else RANDOM if in_random_share(name, settings) else STRATEGY
+    way = ("gold", "random", "unscored")[stream]
+    return {"stream": stream, "wanted": wanted, "missing": wanted, "place": random_place(name, settings.seed), "way": way}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
+from tether.collect.engine import Unreadable
 from tether.collect.entries import Answer, Provenance, StoredPrompt, Text
 from tether.collect.judgement import Choice, Judgement, Strength
 from tether.errors import DataError
@@ -14,9 +16,11 @@ from tether.records.fields import check_unicode
 from tether.types import Message
 
 __all__ = [
-    "answer_of", "answer_row", "check_plain", "judgement_of", "judgement_row", "prompt_of", "prompt_row", "text_from_json", "text_to_json",
-    "to_json",
+    "answer_of", "answer_row", "check_plain", "gold_of", "judgement_of", "judgement_row", "prompt_of", "prompt_row", "stored",
+    "text_from_json", "text_to_json", "to_json",
 ]  # fmt: skip
+
+T = TypeVar("T")
 
 
 def to_json(value: Any, what: str) -> str:
@@ -43,9 +47,26 @@ def text_to_json(text: Text, what: str) -> str:
     return to_json(text if isinstance(text, str) else [[turn.role, turn.content] for turn in text], what)
 
 
+def stored(convert: Callable[[Any], T], value: Any) -> T:
+    """A stored value, converted. Raises Unreadable where it is not what was written."""
+    try:
+        return convert(value)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise Unreadable(f"a stored value is {value!r:.40}") from error
+
+
 def text_from_json(text: str) -> Text:
+    return stored(_text_of, text)
+
+
+def _text_of(text: str) -> Text:
     value = json.loads(text)
     return value if isinstance(value, str) else tuple(Message(role, content) for role, content in value)
+
+
+def gold_of(row: Any) -> Choice | None:
+    """The known choice of a row of items."""
+    return None if row.gold is None else stored(Choice, row.gold)
 
 
 def prompt_row(prompt: StoredPrompt) -> dict[str, Any]:
@@ -59,7 +80,7 @@ def prompt_row(prompt: StoredPrompt) -> dict[str, Any]:
 
 
 def prompt_of(row: Any) -> StoredPrompt:
-    return StoredPrompt(row.prompt_id, text_from_json(row.text), json.loads(row.columns), bool(row.held_out))
+    return StoredPrompt(row.prompt_id, text_from_json(row.text), stored(json.loads, row.columns), bool(row.held_out))
 
 
 def answer_row(answer: Answer) -> dict[str, Any]:
@@ -73,7 +94,11 @@ def answer_row(answer: Answer) -> dict[str, Any]:
 
 
 def answer_of(row: Any) -> Answer:
-    return Answer(row.answer_id, row.prompt_id, text_from_json(row.text), Provenance(**json.loads(row.provenance)))
+    return Answer(row.answer_id, row.prompt_id, text_from_json(row.text), stored(_provenance, row.provenance))
+
+
+def _provenance(text: str) -> Provenance:
+    return Provenance(**json.loads(text))
 
 
 def judgement_row(judgement: Judgement) -> dict[str, Any]:
@@ -103,10 +128,10 @@ def judgement_of(row: Any) -> Judgement:
         judgement_id=row.judgement_id,
         item_id=row.item_id,
         annotator=row.annotator_id,
-        choice=Choice(row.choice),
-        shown=tuple(json.loads(row.shown)),
-        strength=None if row.strength is None else Strength(row.strength),
-        ranking=tuple(tuple(tier) for tier in json.loads(row.ranking)),
+        choice=stored(Choice, row.choice),
+        shown=stored(lambda text: tuple(json.loads(text)), row.shown),
+        strength=None if row.strength is None else stored(Strength, row.strength),
+        ranking=stored(lambda text: tuple(map(tuple, json.loads(text))), row.ranking),
         reason=row.reason,
         comment=row.comment,
         seconds=row.seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.collect.recognise import APPLICATION_ID, POSTGRES
-from tether.errors import StoreError, StoreFull
+from tether.errors import StoreDamaged, StoreError, StoreFull
 
 try:
     import sqlalchemy
@@ -19,13 +20,20 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - the tests have it; tests/collect/test_store.py hides it in a process of its own
     raise StoreError("the database of judgements needs SQLAlchemy; run: pip install 'tether[collect]'") from error
 
-__all__ = ["Connection", "Engine", "connect", "make_file", "place_of", "reading", "shown_place", "sqlalchemy", "writing"]
+__all__ = [
+    "Connection", "Engine", "Unreadable", "check_file", "connect", "file_error", "make_file", "place_of", "reading", "shown_place",
+    "sqlalchemy", "writing",
+]  # fmt: skip
 
 Connection = sqlalchemy.Connection
 Engine = sqlalchemy.Engine
 
 BUSY_TIMEOUT_S = 30  # how long a writer waits for another one; a write takes milliseconds
 _WRITE_LOCK = 0x74657468  # one writer at a time on PostgreSQL too; the lock ends with its transaction
+
+
+class Unreadable(ValueError):
+    """A stored value is not what was written: ``reading`` and ``writing`` make it a StoreDamaged that names the place."""
 
 
 def place_of(url_or_path: str | os.PathLike[str]) -> tuple[str, Path | None]:
@@ -47,17 +55,42 @@ def place_of(url_or_path: str | os.PathLike[str]) -> tuple[str, Path | None]:
 
 
 def make_file(path: Path) -> None:
-    """An empty database that only its owner reads and writes; SQLite gives its journal the same mode. Raises StoreError if there is one."""
+    """An empty database that only its owner reads and writes; SQLite gives its journal the same mode. Raises StoreError if there is one,
+    where its folder is missing, and where nothing can be written.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        mark = sqlite3.connect(path)  # before the journal mode is WAL, so that the mark is in the file's first page
-        mark.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        mark.close()
     except FileExistsError as error:
         raise StoreError(f"{path} exists already; open it, or choose another name") from error
-    except (OSError, sqlite3.Error) as error:
-        raise StoreError(f"{path} cannot be made ({error})") from error
+    except FileNotFoundError as error:
+        raise StoreError(f"{path} cannot be made: there is no folder {path.parent}; make it (mkdir -p), or correct the path") from error
+    except OSError as error:
+        raise file_error(path, error) from error
+    try:
+        mark = sqlite3.connect(path)  # before the journal mode is WAL, so that the mark is in the file's first page
+        try:
+            mark.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        finally:
+            mark.close()
+    except sqlite3.Error as error:
+        path.unlink(missing_ok=True)
+        raise _sqlite_error(error, str(path)) from error
+
+
+def file_error(path: Path, error: OSError) -> StoreError:
+    """What keeps a file from being opened or made, and what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(f"{path}: no space is left on its disk. Make room and try again")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return StoreError(f"{path}: {_CLOSED} ({error.strerror}). {_OPEN_IT}")
+    return StoreError(f"{path} cannot be opened ({error.strerror or error})")
+
+
+_CLOSED = "this user may not read and write it there"
+_OPEN_IT = (
+    "SQLite needs the file and its folder writable, also to read, because it keeps a log beside it: change the permissions (chmod u+rw), "
+    "or copy the file, and those ending in -wal and -shm if there are any, to a folder of yours"
+)
 
 
 def connect(url: str) -> Engine:
@@ -115,6 +148,8 @@ def _own_words(engine: Engine) -> Iterator[None]:
     place = shown_place(engine)
     try:
         yield
+    except (Unreadable, UnicodeDecodeError) as error:
+        raise _damaged(place, str(error)) from error
     except sqlalchemy.exc.DBAPIError as error:
         raise _in_own_words(error, place) from error
 
@@ -122,11 +157,48 @@ def _own_words(engine: Engine) -> Iterator[None]:
 def _in_own_words(error: sqlalchemy.exc.DBAPIError, place: str) -> StoreError:
     cause = error.orig
     first_line = (str(cause).splitlines() or ["no reason given"])[0]
-    code = getattr(cause, "sqlite_errorcode", None)
-    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE) or str(getattr(cause, "sqlstate", "")).startswith("53100"):
-        return StoreFull(f"{place}: no space is left; this was not stored, everything before it is. Make room and send it again")
-    if code is not None and code & 0xFF == sqlite3.SQLITE_BUSY:
-        return StoreError(f"{place}: another process has been writing for {BUSY_TIMEOUT_S} s; end it, or try again")
-    if code is not None and code & 0xFF == sqlite3.SQLITE_NOTADB:
-        return StoreError(f"{place} is no SQLite database")
+    if isinstance(cause, sqlite3.Error):
+        return _sqlite_error(cause, place)
+    if str(getattr(cause, "sqlstate", "")).startswith("53100"):
+        return StoreFull(f"{place}: {_FULL}")
     return StoreError(f"{place}: the database refused ({first_line})")
+
+
+_FULL = "no space is left; this was not stored, everything before it is. Make room and send it again"
+
+
+def _sqlite_error(error: sqlite3.Error, place: str) -> StoreError:
+    code = getattr(error, "sqlite_errorcode", None)
+    kind = None if code is None else code & 0xFF
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE):
+        return StoreFull(f"{place}: {_FULL}")
+    if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreError(f"{place}: another process has been writing for {BUSY_TIMEOUT_S} s; end it, or try again")
+    if kind in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+        return StoreError(f"{place}: {_CLOSED} ({error}). {_OPEN_IT}")
+    broken = kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or code == sqlite3.SQLITE_IOERR_SHORT_READ
+    if broken or "Could not decode to UTF-8" in str(error) or "malformed" in str(error):
+        return _damaged(place, str(error))
+    if kind == sqlite3.SQLITE_IOERR:
+        return StoreError(f"{place}: the disk failed ({error}); look at the system's log, and copy the file to another disk")
+    return StoreError(f"{place}: the database refused ({error})")
+
+
+def _damaged(place: str, found: str) -> StoreDamaged:
+    first_line = (found.splitlines() or ["unreadable"])[0][:200]
+    return StoreDamaged(
+        f"{place} is damaged ({first_line}): something else changed or cut the file. End `tether collect serve`, keep a copy of the file "
+        "and of those beside it, and go back to a backup (`tether collect load NEW.db DUMP` makes a database of a dump). Without one, "
+        f"`sqlite3 {place} .recover | sqlite3 NEW.db` saves what can be read (not every build of sqlite3 has .recover), and "
+        "`tether collect dump NEW.db FILE` shows whether that is sound"
+    )
+
+
+def check_file(engine: Engine) -> None:
+    """Raises StoreDamaged where pages of a SQLite file are not sound. Reads all of it; a server looks after its own."""
+    if engine.dialect.name != "sqlite":
+        return
+    with reading(engine) as connection:
+        found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+    if found != "ok":
+        raise _damaged(shown_place(engine), str(found))

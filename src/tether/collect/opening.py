@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 from tether.collect import schema
-from tether.collect.engine import Connection, Engine, connect, make_file, place_of, reading, shown_place, writing
+from tether.collect.engine import Connection, Engine, Unreadable, connect, file_error, make_file, place_of, reading, shown_place, writing
 from tether.collect.engine import sqlalchemy as sa
 from tether.collect.judging import now_text
-from tether.collect.recognise import is_collection
+from tether.collect.recognise import SQLITE_HEADER, is_collection
 from tether.collect.settings import Settings
-from tether.errors import StoreError
+from tether.errors import StoreDamaged, StoreError
 from tether.files import sync_folder
 
-__all__ = ["create_database", "discard_database", "open_database", "write_settings"]
+__all__ = ["create_database", "discard_database", "open_database", "read_settings", "write_settings"]
 
 
 def create_database(url_or_path: str | os.PathLike[str], settings: Settings) -> Engine:
@@ -57,16 +58,35 @@ def open_database(url_or_path: str | os.PathLike[str]) -> tuple[Engine, Settings
     """The database and its settings. Raises StoreError for what is not there, not ours or too new."""
     url, path = place_of(url_or_path)
     if path is not None and not is_collection(path):
-        if not path.exists():
-            raise StoreError(f"{path}: no such file; make it with `tether collect init`")
-        raise StoreError(f"{path} is no database of judgements; expected a file made by `tether collect init`")
+        raise _not_ours(path)
     engine = connect(url)
     try:
         with reading(engine) as connection:
-            return engine, _settings_of(connection, shown_place(engine))
+            return engine, read_settings(connection, shown_place(engine))
     except BaseException:
         engine.dispose()
         raise
+
+
+def _not_ours(path: Path) -> StoreError:
+    """Why the file is no collection, as far as its first bytes tell."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(100)
+    except FileNotFoundError:
+        return StoreError(f"{path}: no such file; make it with `tether collect init`")
+    except IsADirectoryError:
+        return StoreError(f"{path} is a folder; expected a file made by `tether collect init`")
+    except OSError as error:
+        return file_error(path, error)
+    if not head:
+        return StoreDamaged(f"{path} is empty: a copy that failed, or a file that was cut? Go back to a backup, or make another one")
+    if head.startswith(SQLITE_HEADER) and len(head) < 100:
+        return StoreDamaged(f"{path} is damaged: it was cut after {len(head)} bytes. Go back to a backup")
+    kind = "a SQLite database of something else" if head.startswith(SQLITE_HEADER) else "no database of judgements"
+    return StoreError(
+        f"{path} is {kind}; expected a file made by `tether collect init`. If it was one, its beginning is damaged: go back to a backup"
+    )
 
 
 def write_settings(connection: Connection, settings: Settings) -> None:
@@ -75,18 +95,23 @@ def write_settings(connection: Connection, settings: Settings) -> None:
     connection.execute(sa.insert(schema.meta).values(key="settings", value=settings.as_json()))
 
 
-def _settings_of(connection: Connection, place: str) -> Settings:
+def read_settings(connection: Connection, place: str) -> Settings:
+    """The settings. Raises StoreError for a database that is not ours or too new."""
     if schema.meta.name not in sa.inspect(connection).get_table_names():
         raise StoreError(f"{place} is no database of judgements; make one with `tether collect init`")
     meta: dict[str, Any] = {row.key: row.value for row in connection.execute(sa.select(schema.meta))}
-    version = int(meta.get("schema_version", 0))
+    number = meta.get("schema_version", "0")
+    version = int(number) if number.isdecimal() else 0
     if meta.get("application") != "tether.collect" or not version:
         raise StoreError(f"{place} is no database of judgements, although it has the table {schema.meta.name}")
     if version > schema.SCHEMA_VERSION:
         raise StoreError(
             f"{place} was written by a newer Tether (format {version}; this one knows up to {schema.SCHEMA_VERSION}); upgrade Tether"
         )
-    return Settings.from_json(meta["settings"])
+    try:
+        return Settings.from_json(meta["settings"])
+    except (KeyError, json.JSONDecodeError, TypeError) as error:
+        raise Unreadable(f"its settings: {error}") from error
 
 
 def _remove(path: Path) -> None:

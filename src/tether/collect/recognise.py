@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["APPLICATION_ID", "POSTGRES", "is_collection", "is_database"]
+__all__ = ["APPLICATION_ID", "POSTGRES", "SQLITE_HEADER", "is_collection", "is_database"]
 
 APPLICATION_ID = 0x74657468  # "teth": what `file` and PRAGMA application_id say of a SQLite database of ours
 POSTGRES = ("postgresql://", "postgres://", "postgresql+psycopg://")
-_SQLITE_HEADER = b"SQLite format 3\x00"
+SQLITE_HEADER = b"SQLite format 3\x00"
 
 
 def is_collection(path: Path) -> bool:
@@ -18,7 +18,7 @@ def is_collection(path: Path) -> bool:
             head = file.read(100)
     except OSError:
         return False
-    return head.startswith(_SQLITE_HEADER) and head[68:72] == APPLICATION_ID.to_bytes(4, "big")
+    return head.startswith(SQLITE_HEADER) and head[68:72] == APPLICATION_ID.to_bytes(4, "big")
 
 
 def is_database(text: str) -> bool:

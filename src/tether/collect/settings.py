@@ -1,4 +1,4 @@
-"""How judgements are collected: fixed when the database is made, kept in it as JSON."""
+"""How judgements are collected: set when the database is made, kept in it as JSON; some of it may change later."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from tether.errors import ConfigError
 
 __all__ = ["CHANGEABLE", "Settings", "Strategy"]
 
-CHANGEABLE = ("question", "guidelines", "strengths", "comments", "gold_share", "break_after_minutes", "reservation_minutes")
-"""What the owner may change later. The others decide which items are held out, overlap or are drawn at random, and are fixed at import."""
+CHANGEABLE = (
+    "question", "guidelines", "strengths", "comments", "gold_share", "break_after_minutes", "reservation_minutes", "overlap",
+    "judgements_per_overlap_item",
+)  # fmt: skip
+"""What the owner may change later. It acts on what comes after: on the next items shown, and ``overlap`` on items that are added from then
+on. The others decide which side an answer stands on, which prompts are held out and which items no strategy touches: a change would mix two
+designs in one collection.
+"""
 
 
 class Strategy(StrEnum):

@@ -8,20 +8,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
 from tether.collect import schema
 from tether.collect.adding import GOLD, Added, add_items, add_rows, answers_of_items, next_number
 from tether.collect.assign import assign, progress
-from tether.collect.codec import answer_of, answer_row, check_plain, prompt_of, prompt_row, text_from_json
-from tether.collect.engine import Engine, reading, shown_place, writing
+from tether.collect.codec import answer_of, answer_row, check_plain, gold_of, prompt_of, prompt_row, text_from_json
+from tether.collect.engine import Engine, check_file, reading, shown_place, writing
 from tether.collect.engine import sqlalchemy as sa
 from tether.collect.entries import Annotator, Answer, ItemState, Progress, Shown, StoredPrompt, plain_text
-from tether.collect.judgement import Choice, Item, Judgement
+from tether.collect.judgement import Item, Judgement
 from tether.collect.judging import history, judgements_of, record_all, undo
-from tether.collect.opening import create_database, open_database, write_settings
+from tether.collect.opening import create_database, open_database, read_settings, write_settings
 from tether.collect.order import display_order, share_of
 from tether.collect.scoring import read_scores, rerank, scorer_ids, write_scores
 from tether.collect.settings import CHANGEABLE, Settings, Strategy
@@ -67,6 +67,10 @@ class Store:
         """For ``engine.reading``: views of the whole that this class has no method for."""
         return self._engine
 
+    def check(self) -> None:
+        """Read the whole file once. Raises StoreDamaged where it is not sound; PostgreSQL looks after its own."""
+        check_file(self._engine)
+
     def close(self) -> None:
         self._engine.dispose()
 
@@ -77,11 +81,15 @@ class Store:
         self.close()
 
     def change_settings(self, **changes: Any) -> Settings:
-        """Change what may change later (``settings.CHANGEABLE``) and return all settings. Raises ConfigError for the others."""
+        """Change what may change later (``settings.CHANGEABLE``) and return all settings. Raises ConfigError for the others.
+
+        Judgements, sides and the items that are there stay as they are: of ``overlap`` an item learns when it is added. A server that runs
+        goes by the settings it was started with.
+        """
         if fixed := sorted(set(changes) - set(CHANGEABLE)):
             raise ConfigError(f"{', '.join(fixed)}: fixed when the database was made; only {', '.join(CHANGEABLE)} may change later")
-        changed = Settings.from_mapping(asdict(self.settings) | changes)
         with writing(self._engine) as connection:
+            changed = Settings.from_mapping(asdict(read_settings(connection, self.place)) | changes)
             write_settings(connection, changed)
         self.settings = changed
         return changed
@@ -248,8 +256,7 @@ def read_item_states(connection: Any) -> Iterator[ItemState]:
 
 
 def _state(row: Any, answers: Sequence[str]) -> ItemState:
-    gold = None if row.gold is None else Choice(row.gold)
-    item = Item(row.item_id, row.prompt_id, tuple(answers), gold)
+    item = Item(row.item_id, row.prompt_id, tuple(answers), gold_of(row))
     ordinary = row.stream != GOLD
     return ItemState(item, row.wanted if ordinary else None, row.wanted - row.missing if ordinary else 0, row.stream == 1, row.chosen_by)
 
@@ -262,9 +269,7 @@ def _annotator(connection: Any, annotator: str) -> Any:
 
 
 def _shown(connection: Any, row: Any, annotator_number: int, seed: int) -> Shown:
-    item = Item(row.item_id, row.prompt_id, answers_of_items(connection, [row.item_id])[row.item_id], None)
-    if row.gold is not None:
-        item = replace(item, gold=Choice(row.gold))
+    item = Item(row.item_id, row.prompt_id, answers_of_items(connection, [row.item_id])[row.item_id], gold_of(row))
     shown = display_order(item.answers, seed, annotator_number, row.number)
     answers, prompts = schema.answers, schema.prompts
     texts = {a.answer_id: a.text for a in connection.execute(sa.select(answers).where(answers.c.answer_id.in_(shown)))}

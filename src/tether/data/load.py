@@ -58,6 +58,7 @@ def load_rows(path: str, split: str = "train", limit: int | None = None) -> Rows
     if path.startswith(_BUNDLED):
         return _load_bundled(path, split, limit)
     local = Path(path).expanduser()
+    _refuse_database(path, local)
     if local.is_dir():
         return _load_folder(local, split, limit)
     if local.exists():
@@ -65,6 +66,22 @@ def load_rows(path: str, split: str = "train", limit: int | None = None) -> Rows
     if local.suffix or path.startswith((".", "/", "~")) or path.count("/") > 1 or not path.strip():
         raise DataError(f"{path}: no such file or folder (looked in {Path.cwd()}). Expected {_FORMATS}.")
     return _load_hub(path, split, limit)
+
+
+def _refuse_database(path: str, local: Path) -> None:
+    """Stages that train on judgements read a database before they come here; whoever comes here reads rows."""
+    if not path.startswith(("postgresql://", "postgres://", "postgresql+psycopg://", "sqlite:///")):
+        try:
+            with open(local, "rb") as file:
+                if not file.read(16).startswith(b"SQLite format 3"):
+                    return
+        except OSError:
+            return
+    place = path.partition("://")[0] + "://..." if "://" in path else path  # a URL may hold a password
+    raise DataError(
+        f"{place}: this is a database, and here rows of a file are read. Write them first: `tether collect export DATABASE FILE.jsonl` "
+        "(--split held_out for evaluation). [sft], [reward_model] and [direct.NAME] of a run take a database as data.path"
+    )
 
 
 def load_demonstrations(source: Source) -> list[Demonstration]:

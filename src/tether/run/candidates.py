@@ -19,7 +19,7 @@ from tether.models.resolve import resolve_model
 from tether.models.reward import SETTINGS_FILE
 from tether.run.checkpoint import read_checkpoint
 
-__all__ = ["Candidate", "find_candidates"]
+__all__ = ["Candidate", "final_candidates", "find_candidates"]
 
 _RUN_MARK, _CHECKPOINT_MARK = "environment.json", "manifest.json"
 _PATH_STARTS = ("./", "../", "/", "~", "runs/")
@@ -37,7 +37,42 @@ class Candidate:
 
 def find_candidates(names: Sequence[str], model: ModelConfig) -> list[Candidate]:
     """Every policy that the names mean, in order; a run stands for its start and every policy it trained. Raises ModelError."""
-    found = [candidate for name in names for candidate in _candidates(name, model)]
+    return _unlike([candidate for name in names for candidate in _candidates(name, model)])
+
+
+def final_candidates(names: Sequence[str], model: ModelConfig) -> list[Candidate]:
+    """One policy for each name; a run stands for the policy that it trained last, and labels say run and stage. Raises ModelError."""
+    return _unlike([_final(name, model) for name in names])
+
+
+def _final(name: str, model: ModelConfig) -> Candidate:
+    folder = Path(name).expanduser()
+    if (folder / _RUN_MARK).is_file():
+        return _final_of_run(folder, model)
+    (found,) = _candidates(name, model)
+    run = folder.resolve().parents[2] if (folder / _CHECKPOINT_MARK).is_file() and len(folder.resolve().parents) > 2 else None
+    named = run is not None and (run / _RUN_MARK).is_file() and not (folder / "config.json").is_file()
+    return replace(found, label=f"{run.name}/{found.label}") if run is not None and named else found
+
+
+def _final_of_run(folder: Path, model: ModelConfig) -> Candidate:
+    _, *found = _of_run(folder, model)  # the first one is the start; refuses a run without any policy
+    config = _config_of(folder)
+    label = folder.resolve().name
+    wanted = len(config.rl) + len(config.direct)
+    if not wanted and (folder / "sft" / "stage.json").is_file():
+        return Candidate(f"{label}/sft", lambda: _load(folder / "sft", model))
+    finished = ", ".join(str(folder / one.label.partition("/")[2]) for one in found)
+    if len(found) < max(wanted, 1):
+        told = f"what is finished has a folder of its own: {finished}" if finished else "none of its policies is finished"
+        raise ModelError(f"{folder} is unfinished, and its last policy is not there: go on with `tether resume {folder}`; {told}")
+    if len(found) > 1:
+        raise ModelError(f"{folder} trained {len(found)} policies side by side, and none is the last: name those you mean: {finished}")
+    return found[0]
+
+
+def _unlike(found: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates with labels that no two of them share."""
     labels: list[str] = []
     unlike = []
     for candidate in found:

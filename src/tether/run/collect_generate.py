@@ -8,7 +8,7 @@ from itertools import islice
 
 from tether.backends.compute import Compute, resolve_compute
 from tether.collect.entries import Answer, Provenance
-from tether.collect.exchange.imported import item_of
+from tether.collect.exchange.identity import item_of
 from tether.collect.judgement import Item
 from tether.collect.select import draw_pairs
 from tether.collect.store import Store
@@ -17,7 +17,7 @@ from tether.errors import ConfigError, DataError
 from tether.rollout.local import LocalSampler
 from tether.rollout.rollouter import collect
 from tether.rollout.sampler import check_sampling
-from tether.run.candidates import Candidate, find_candidates
+from tether.run.candidates import Candidate, final_candidates
 from tether.types import Prompt, Rollout, Sampling
 
 __all__ = ["GenerateReport", "GenerateRequest", "generate_answers"]
@@ -78,7 +78,7 @@ def generate_answers(
     contracts = [Sampling(request.max_new_tokens, temperature) for temperature in request.temperatures]
     for sampling in contracts:
         check_sampling(sampling)
-    candidates = find_candidates(request.models, model or ModelConfig())
+    candidates = final_candidates(request.models, model or ModelConfig())
     compute = resolve_compute(ComputeConfig())
     with Store.open(database) as store:
         prompts = [Prompt(one.prompt_id, one.text, one.columns) for one in islice(store.prompts(), request.limit)]

@@ -14,7 +14,7 @@ from typing import Any
 
 from tether.collect import schema
 from tether.collect.adding import chunks
-from tether.collect.codec import to_json
+from tether.collect.codec import stored, to_json
 from tether.collect.engine import Connection, reading, writing
 from tether.collect.engine import sqlalchemy as sa
 from tether.collect.opening import create_database, discard_database
@@ -50,7 +50,7 @@ def _lines(connection: Connection, settings: Settings, counts: dict[str, int]) -
             if name == "meta" and row["key"] in _OWN_KEYS:
                 continue
             counts[name] += 1
-            yield {"table": name} | {key: json.loads(value) if key in _JSON else value for key, value in row.items()}
+            yield {"table": name} | {key: stored(json.loads, value) if key in _JSON else value for key, value in row.items()}
     yield {"kind": "end", "rows": counts}
 
 

@@ -1,6 +1,6 @@
 """Layouts of preference data sets: TRL's columns, Anthropic's HH transcripts, rated completions as in UltraFeedback.
 
-Every function returns a parser of rows (``imported.Parser``).
+Every function returns a parser of rows (``given.Parser``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Literal
 
-from tether.collect.exchange.imported import GivenAnswer, Imported, Parser, Word
+from tether.collect.exchange.given import GivenAnswer, Imported, Parser, Word
 from tether.collect.judgement import Strength
 from tether.errors import DataError
 from tether.records import comparison_from_row, prompt_from_row

@@ -1,102 +1,52 @@
 """Preference data of others, in one neutral form, into the database.
 
-A row becomes a prompt, its answers, one item and the judgements on it. Ids are hashes of the contents: importing a file twice adds nothing.
-The answers of an item are put in the order of their ids, so that the better one is not always the first.
+A row becomes a prompt, its answers, one item and the judgements on it. Contents decide what is there already (``identity``): importing the
+same rows twice adds nothing, whatever the names of their files. The answers of an item are put in the order of their ids, so that the
+better one is not always the first.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tether.collect.adding import Added
 from tether.collect.codec import text_to_json
-from tether.collect.entries import Answer, Provenance, Text
+from tether.collect.engine import reading
+from tether.collect.entries import Text
+from tether.collect.exchange.given import Imported, Parser
+from tether.collect.exchange.identity import Placing, place_rows, prompt_id_of
+from tether.collect.exchange.judged import Said, say
+from tether.collect.exchange.summaries import one_vote_each, refuse_summaries
 from tether.collect.exchange.tables import read_table
-from tether.collect.judgement import Choice, Item, Judgement, Strength
 from tether.collect.store import Store
 from tether.errors import DataError
 from tether.records import read_prompts, refuse_bad_rows
 from tether.records.fields import as_mapping
-from tether.types import Prompt
 
-__all__ = [
-    "GivenAnswer", "ImportReport", "Imported", "Parser", "Word", "import_file", "import_prompts", "import_rows", "item_of", "prompt_id_of",
-    "simplest",
-]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class GivenAnswer:
-    """An answer of a row."""
-
-    text: Text
-    model: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A judgement of a row. ``tiers``: places of answers in the row, the best tier first; empty for a skip, whose ``reason`` says why.
-
-    ``shown``: places in the order they were shown; where the file does not tell, the order of the item, which is that of a hash, stands in.
-    """
-
-    annotator: str
-    tiers: tuple[tuple[int, ...], ...] = ()
-    strength: Strength | None = None
-    reason: str = ""
-    comment: str = ""
-    seconds: float | None = None
-    made_at: str = ""
-    shown: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """What one row says. ``notes``: what it holds that has no place in the database, counted in the report."""
-
-    prompt: Text
-    answers: tuple[GivenAnswer, ...]
-    words: tuple[Word, ...] = ()
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-Parser = Callable[[Mapping[str, Any]], Iterable[Imported]]
-"""A row to what it says. Raises DataError with what is wrong with the row."""
+__all__ = ["ImportReport", "import_file", "import_prompts", "import_rows", "simplest"]
 
 
 @dataclass(slots=True)
 class ImportReport:
-    """Counts of an import: new and known prompts, answers, items; judgements; notes on what was not kept."""
+    """Counts of an import: new and known prompts, answers, items, judgements; notes on what was not kept."""
 
     rows: int = 0
     prompts: Added = field(default_factory=lambda: Added(0, 0))
     answers: Added = field(default_factory=lambda: Added(0, 0))
     items: Added = field(default_factory=lambda: Added(0, 0))
-    judgements: int = 0
+    judgements: Added = field(default_factory=lambda: Added(0, 0))
     notes: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
-        parts = [f"{name.new} {what}" for name, what in ((self.prompts, "prompts"), (self.answers, "answers"), (self.items, "items"))]
-        known = self.items.known
+        counts = {"prompts": self.prompts, "answers": self.answers, "items": self.items, "judgements": self.judgements}
+        *parts, last = (f"{one.new} {name}" for name, one in counts.items())
+        known = f"{self.items.known} items and {self.judgements.known} judgements were there already"
         notes = "".join(f"\n  {count} x {note}" for note, count in sorted(self.notes.items()))
-        return f"{self.rows} rows: {', '.join(parts)} and {self.judgements} judgements added; {known} items were there already{notes}"
-
-
-def prompt_id_of(text: Text) -> str:
-    """An id that is a hash of the prompt: equal prompts of several files are one."""
-    return hashlib.sha256(text_to_json(text, "a prompt").encode()).hexdigest()[:24]
-
-
-def item_of(prompt_id: str, answers: Sequence[str]) -> Item:
-    """The item of these answers: its id and its order are functions of the set of answers."""
-    ordered = tuple(sorted(answers))
-    return Item(hashlib.sha256("\n".join(ordered).encode()).hexdigest()[:24], prompt_id, ordered)
+        return f"{self.rows} rows: {', '.join(parts)} and {last} added; {known}{notes}"
 
 
 def simplest(text: Text) -> Text:
@@ -104,9 +54,12 @@ def simplest(text: Text) -> Text:
     return text[0].content if not isinstance(text, str) and len(text) == 1 and text[0].role == "assistant" else text
 
 
-def import_file(store: Store, path: str | Path, parse: Parser, *, judged: bool = True) -> ImportReport:
+Summaries = Literal["refuse", "as_votes"]
+
+
+def import_file(store: Store, path: str | Path, parse: Parser, *, judged: bool = True, summaries: Summaries = "refuse") -> ImportReport:
     """Import every row of a .jsonl, .json, .parquet or .csv file. See ``import_rows``."""
-    return import_rows(store, read_table(path), parse, str(path), judged=judged)
+    return import_rows(store, read_table(path), parse, str(path), judged=judged, summaries=summaries)
 
 
 def import_prompts(store: Store, path: str | Path) -> Added:
@@ -120,37 +73,56 @@ def import_prompts(store: Store, path: str | Path) -> Added:
 
 
 def import_rows(
-    store: Store, rows: Sequence[Mapping[str, Any] | DataError], parse: Parser, source: str, *, judged: bool = True
-) -> ImportReport:
+    store: Store, rows: Sequence[Mapping[str, Any] | DataError], parse: Parser, source: str, *, judged: bool = True,
+    summaries: Summaries = "refuse",
+) -> ImportReport:  # fmt: skip
     """Import rows; ``judged = False`` takes prompts, answers and items alone, to be judged anew. ``source`` names them in messages and
     in the provenance of the answers. Raises one DataError with all bad rows; nothing is stored then.
 
-    A further row that judges the same item in the same name is the word of a further annotator: "import (2)".
+    A further row that judges the same item in the same name is the word of a further annotator: "import (2)". What is stored already is
+    counted and left. A row whose answers are all the same text is counted and left out: there is nothing to compare. ``summaries``:
+    rows of our own pairs export are refused, or taken as one vote each (``exchange.summaries``).
     """
+    if summaries == "as_votes":
+        parse = one_vote_each(parse)
+    else:
+        refuse_summaries(rows, source)
     parsed = _parse(rows, parse, source)
     report = ImportReport(rows=len(rows), notes=Counter(note for row in parsed for note in row.notes))
-    name = Path(source).name
-    placed = [_place(row, name) for row in parsed]
-    report.prompts = store.add_prompts(_unlike_prompts(placed))
-    report.answers = store.add_answers(answer for one in placed for answer in one.answers)
-    report.items = store.add_items(one.item for one in placed)
-    if judged:
-        before = _num_judgements(store)
-        annotators = _Annotators(store)
-        store.record_all(list(_judgements(placed, annotators)))
-        report.judgements = _num_judgements(store) - before
+    used = [_simple(row) for row in parsed]
+    unlike = [row for row in used if len({text_to_json(answer.text, "an answer") for answer in row.answers}) > 1]
+    if len(unlike) < len(used):
+        report.notes[_EQUAL] = len(used) - len(unlike)
+    with reading(store.engine) as connection:
+        placing = place_rows(connection, unlike, Path(source).name)
+        said = say(connection, placing.rows if judged else (), source)
+    _write(store, placing, said, report)
     return report
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A row with its ids; ``names``: the answer id of every place in the row."""
+_EQUAL = "row whose answers are the same text: nothing to compare, not stored"
 
-    row: Imported
-    prompt: Prompt
-    answers: tuple[Answer, ...]
-    names: tuple[str, ...]
-    item: Item
+
+def _simple(row: Imported) -> Imported:
+    """Answers as they are stored; with an id of the file they are left as they are."""
+    return replace(row, answers=tuple(one if one.answer_id else replace(one, text=simplest(one.text)) for one in row.answers))
+
+
+def _write(store: Store, placing: Placing, said: Said, report: ImportReport) -> None:
+    new = store.add_prompts(placing.prompts), store.add_answers(placing.answers), store.add_items(placing.items)
+    ids = {annotator.name: annotator.id for annotator in store.annotators()}
+    for name in dict.fromkeys(one.annotator for one in said.new):
+        if name not in ids:
+            ids[name] = store.add_annotator(name).id
+    store.record_all([replace(one, annotator=ids[one.annotator]) for one in said.new])
+    rows = placing.rows
+    met = (
+        {one.prompt_id for one in rows},
+        {name for one in rows for name in one.names},
+        {one.item.item_id for one in rows},
+    )
+    report.prompts, report.answers, report.items = (Added(one.new, len(all_) - one.new) for one, all_ in zip(new, met, strict=True))
+    report.judgements = Added(len(said.new), said.known)
 
 
 def _parse(rows: Sequence[Mapping[str, Any] | DataError], parse: Parser, source: str) -> list[Imported]:
@@ -167,81 +139,3 @@ def _parse(rows: Sequence[Mapping[str, Any] | DataError], parse: Parser, source:
     return parsed
 
 
-def _place(row: Imported, source: str) -> _Placed:
-    prompt = Prompt(prompt_id_of(row.prompt), row.prompt, row.columns)
-    seen: Counter[tuple[Text, str]] = Counter()
-    answers = []
-    for given in row.answers:
-        text = simplest(given.text)
-        number = seen[text, given.model]  # two equal texts are two answers
-        seen[text, given.model] += 1
-        answers.append(Answer.of(prompt.prompt_id, text, Provenance(source, given.model), number=number))
-    names = tuple(answer.answer_id for answer in answers)
-    return _Placed(row, prompt, tuple(answers), names, item_of(prompt.prompt_id, names))
-
-
-def _unlike_prompts(placed: Iterable[_Placed]) -> Iterator[Prompt]:
-    """Every prompt once, with the columns of its first row."""
-    seen: set[str] = set()
-    for one in placed:
-        if one.prompt.prompt_id not in seen:
-            seen.add(one.prompt.prompt_id)
-            yield one.prompt
-
-
-class _Annotators:
-    """Names to ids, made when they are first heard of."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._ids = {annotator.name: annotator.id for annotator in store.annotators()}
-
-    def id_of(self, name: str) -> str:
-        if name not in self._ids:
-            self._ids[name] = self._store.add_annotator(name).id
-        return self._ids[name]
-
-
-def _judgements(placed: Iterable[_Placed], annotators: _Annotators) -> Iterator[Judgement]:
-    times: Counter[tuple[str, str]] = Counter()
-    for one in placed:
-        for word in one.row.words:
-            times[one.item.item_id, word.annotator] += 1
-            count = times[one.item.item_id, word.annotator]
-            name = word.annotator if count == 1 else f"{word.annotator} ({count})"
-            yield _judgement(one, word, annotators.id_of(name), name)
-
-
-def _judgement(placed: _Placed, word: Word, annotator: str, name: str) -> Judgement:
-    item = placed.item
-    tiers = tuple(tuple(placed.names[at] for at in tier) for tier in word.tiers)
-    choice = _choice(item, tiers)
-    said = (item.item_id, name, repr(tiers), str(word.strength), word.reason, word.comment)
-    return Judgement(
-        judgement_id=hashlib.sha256("\n".join(said).encode()).hexdigest()[:24],
-        item_id=item.item_id,
-        annotator=annotator,
-        choice=choice,
-        shown=tuple(placed.names[at] for at in word.shown) or item.answers,
-        strength=word.strength if choice in (Choice.FIRST, Choice.SECOND) else None,
-        ranking=tiers if choice is Choice.RANKED else (),
-        reason=word.reason,
-        comment=word.comment,
-        seconds=word.seconds,
-        made_at=word.made_at,
-    )
-
-
-def _choice(item: Item, tiers: Sequence[Sequence[str]]) -> Choice:
-    if not tiers:
-        return Choice.SKIP
-    if len(item.answers) > 2:
-        return Choice.RANKED
-    best, *others = tiers
-    if not others:
-        return Choice.TIE
-    return Choice.SECOND if item.answers.index(best[0]) else Choice.FIRST
-
-
-def _num_judgements(store: Store) -> int:
-    return sum(1 for _ in store.judgements(include_withdrawn=True))

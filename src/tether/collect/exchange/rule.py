@@ -64,7 +64,8 @@ class Rule:
 
 @dataclass(slots=True)
 class Votes:
-    """The votes on one pair of answers; ``strengths_a``: how much better, of the votes for a."""
+    """The votes on one pair of answers; ``strengths_a``: how much better, of the votes for a; ``num_a_first``: votes of those who
+    were shown a before b."""
 
     num_a: int = 0
     num_b: int = 0
@@ -72,6 +73,8 @@ class Votes:
     num_both_bad: int = 0
     strengths_a: list[Strength | None] = field(default_factory=list)
     strengths_b: list[Strength | None] = field(default_factory=list)
+    annotators: list[str] = field(default_factory=list)
+    num_a_first: int = 0
 
     @property
     def total(self) -> int:
@@ -83,6 +86,7 @@ class Decision:
     """What the votes on a pair come to. ``first_chosen``: answer a is the better one.
 
     ``strength``: the commoner one among the votes for the chosen answer, slight where both are as common; None where nobody was asked.
+    ``annotators``: who voted; ``chosen_first_share``: the share of them that was shown the chosen answer before the rejected one.
     """
 
     first_chosen: bool
@@ -91,6 +95,8 @@ class Decision:
     num_judgements: int
     agreement: float
     soft_label: float
+    annotators: tuple[str, ...] = ()
+    chosen_first_share: float = 0.0
 
 
 def pair_votes(item: Item, judgements: Iterable[Judgement]) -> dict[tuple[str, str], Votes]:
@@ -102,7 +108,15 @@ def pair_votes(item: Item, judgements: Iterable[Judgement]) -> dict[tuple[str, s
         elif judgement.choice is not Choice.SKIP:
             (one,) = votes.values()
             _add_choice(one, judgement.choice, judgement.strength)
+        if judgement.choice is not Choice.SKIP:
+            _add_sides(votes, judgement)
     return votes
+
+
+def _add_sides(votes: dict[tuple[str, str], Votes], judgement: Judgement) -> None:
+    for (a, b), pair in votes.items():
+        pair.annotators.append(judgement.annotator)
+        pair.num_a_first += judgement.shown.index(a) < judgement.shown.index(b)
 
 
 def _add_choice(votes: Votes, choice: Choice, strength: Strength | None) -> None:
@@ -134,14 +148,27 @@ def decide(votes: Votes, rule: Rule) -> Decision | str:
     if votes.num_a == votes.num_b:
         if rule.ties == "leave_out":
             return "tie"
-        return Decision(True, 0.0, None, votes.total, votes.num_a / votes.total, 0.5)
+        return Decision(True, 0.0, None, votes.total, votes.num_a / votes.total, 0.5, tuple(votes.annotators), _first_share(votes, True))
     first = votes.num_a > votes.num_b
     chosen, rejected = (votes.strengths_a, votes.strengths_b) if first else (votes.strengths_b, votes.strengths_a)
     agreement = len(chosen) / votes.total
     if agreement < rule.min_agreement:
         return "below min_agreement"
     soft = (len(chosen) + (votes.total - len(chosen) - len(rejected)) / 2) / votes.total
-    return Decision(first, _margin(chosen, rejected, votes.total, rule), _common(chosen), votes.total, agreement, soft)
+    return Decision(
+        first_chosen=first,
+        margin=_margin(chosen, rejected, votes.total, rule),
+        strength=_common(chosen),
+        num_judgements=votes.total,
+        agreement=agreement,
+        soft_label=soft,
+        annotators=tuple(votes.annotators),
+        chosen_first_share=_first_share(votes, first),
+    )
+
+
+def _first_share(votes: Votes, a_chosen: bool) -> float:
+    return (votes.num_a_first if a_chosen else votes.total - votes.num_a_first) / votes.total
 
 
 def _margin(chosen: Sequence[Strength | None], rejected: Sequence[Strength | None], total: int, rule: Rule) -> float:

@@ -1,7 +1,8 @@
 """Rows in files: JSONL, JSON, Parquet, CSV.
 
 CSV is for spreadsheets, which run a cell that begins with = + - @, a tab or a carriage return as a formula. Such a cell is written with an
-apostrophe in front, and so is one that begins with an apostrophe; reading a file of ours takes it off again. Messages are JSON in a cell.
+apostrophe in front, and so is one that begins with an apostrophe or looks like messages; reading a file of ours takes it off again.
+Messages and lists are JSON in a cell.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ __all__ = ["ENDINGS", "read_table", "write_table"]
 
 ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_MARK = "soft_label"  # a header with this column is ours, and its cells are unescaped
-_NUMBERS = {"margin": float, "num_judgements": int, "agreement": float, "soft_label": float}
+_MARKS = ({"soft_label"}, {"judgement_id", "answer_ids"})  # a header with these columns is ours, and its cells are unescaped
+_NUMBERS = {"margin": float, "num_judgements": int, "agreement": float, "soft_label": float, "chosen_first_share": float, "seconds": float}
+_VALUES = {"annotators", "answers", "ranking", "shown", "chosen_shown_first", "models", "answer_ids"}  # of ours; their cells are JSON
+_MESSAGES = '[{"role"'  # how a cell of messages begins
 _BATCH = 10_000
 
 Row = dict[str, Any]
@@ -72,7 +75,8 @@ def _to_cell(value: Any) -> str:
     if value is None:
         return ""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return f"'{text}" if text.startswith((*_FORMULA, "'")) else text
+    marked = text.startswith((*_FORMULA, "'")) or (isinstance(value, str) and text.startswith(_MESSAGES))
+    return f"'{text}" if marked else text
 
 
 def _read_csv(path: Path) -> Iterator[Row | DataError]:
@@ -81,7 +85,7 @@ def _read_csv(path: Path) -> Iterator[Row | DataError]:
         with open(path, encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, strict=True)
             header = next(lines, [])
-            ours = _MARK in header
+            ours = any(mark <= set(header) for mark in _MARKS)
             for cells in lines:
                 if len(cells) != len(header):
                     yield DataError(f"{len(cells)} cells under a header of {len(header)}; quote cells that hold commas or line ends")
@@ -96,10 +100,13 @@ def _from_cell(name: str, cell: str, ours: bool) -> Any:
         return None
     if ours and cell.startswith("'"):
         return cell[1:]
+    if ours and name in _VALUES:
+        with suppress(ValueError):
+            return json.loads(cell)
     if name in _NUMBERS:
         with suppress(ValueError):
             return _NUMBERS[name](cell)
-    if cell.startswith('[{"role"'):
+    if cell.startswith(_MESSAGES):
         with suppress(ValueError):
             return json.loads(cell)
     return cell
@@ -111,19 +118,33 @@ def _write_parquet(path: Path, rows: Iterable[Row]) -> Path:
 
     left = iter(rows)
     first = list(islice(left, _BATCH))
-    schema = pa.Table.from_pylist(first).schema
-    for at, column in enumerate(schema):
-        if pa.types.is_null(column.type):  # a column that is empty so far, strength for one
-            schema = schema.set(at, pa.field(column.name, pa.string()))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_beside(path) as temporary:
-        with pq.ParquetWriter(temporary, schema) as writer:
-            for batch in chain([first], iter(lambda: list(islice(left, _BATCH)), [])):
-                writer.write_table(pa.Table.from_pylist(batch, schema=schema))
-        sync_file(temporary)
-        os.replace(temporary, path)
+    try:
+        schema = _parquet_schema(pa.Table.from_pylist(first).schema)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_beside(path) as temporary:
+            with pq.ParquetWriter(temporary, schema) as writer:
+                for batch in chain([first], iter(lambda: list(islice(left, _BATCH)), [])):
+                    writer.write_table(pa.Table.from_pylist(batch, schema=schema))
+            sync_file(temporary)
+            os.replace(temporary, path)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        told = "a column of a .parquet file holds one kind of value, and these texts are strings in some rows and conversations in others"
+        raise DataError(f"{path}: {told}; write a .jsonl file ({str(error).splitlines()[0][:200]})") from error
     sync_folder(path.parent)
     return path
+
+
+def _parquet_schema(schema: Any) -> Any:
+    """The schema of the first rows; columns that are empty so far get the type of what may follow."""
+    import pyarrow as pa
+
+    empty = {"ranking": pa.list_(pa.list_(pa.int64())), "seconds": pa.float64(), "chosen_shown_first": pa.bool_()}
+    if "answers" in schema.names:
+        empty |= dict.fromkeys(("chosen", "rejected"), schema.field("answers").type.value_type)
+    for at, column in enumerate(schema):
+        if pa.types.is_null(column.type):
+            schema = schema.set(at, pa.field(column.name, empty.get(column.name, pa.string())))
+    return schema
 
 
 def _read_parquet(path: Path) -> Iterator[Row | DataError]:

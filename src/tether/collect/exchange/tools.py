@@ -1,6 +1,6 @@
 """Exports of annotation tools: Argilla records (2.x, and the layout of 1.x), Label Studio's JSON with a Pairwise control.
 
-Every function returns a parser of rows (``imported.Parser``).
+Every function returns a parser of rows (``given.Parser``).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tether.collect.exchange.imported import GivenAnswer, Imported, Parser, Word
+from tether.collect.exchange.given import GivenAnswer, Imported, Parser, Word
 from tether.errors import DataError
 from tether.records.fields import check_prompt, kind_of, text_field
 

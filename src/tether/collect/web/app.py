@@ -29,7 +29,7 @@ from tether.collect.web.guard import OPEN, Guard
 from tether.collect.web.owner import overview
 from tether.collect.web.visitors import Role, Visitor, Visitors
 from tether.collect.web.wire import FIELDS, Desk
-from tether.errors import DataError, StoreConflict, StoreError, StoreFull
+from tether.errors import DataError, StoreConflict, StoreDamaged, StoreError, StoreFull
 from tether.report.page import asset, fill
 
 __all__ = ["STATIC", "Office", "build_app"]
@@ -83,6 +83,7 @@ def build_app(office: Office, **guard: Any) -> Guard:
         BadBody: lambda request, error: PlainTextResponse(str(error), error.status),
         StoreFull: _failed(office, 507, "The disk of the server is full. This was not stored; everything before it is."),
         StoreConflict: _failed(office, 409, "You have judged this item already, perhaps in another window."),
+        StoreDamaged: _failed(office, 503, "The database on the server is damaged, and nothing can be saved. Tell the owner."),
         StoreError: _failed(office, 503, "The database does not answer. Try again."),
         DataError: _failed(office, 422, "This does not fit what is stored. Reload the page."),
         404: lambda request, error: PlainTextResponse("There is nothing here.", 404),

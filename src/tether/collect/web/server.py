@@ -51,10 +51,12 @@ def serve(
     """Serve the page for the database until Ctrl-C or SIGTERM; says the links to open.
 
     ``host``: another address of this machine than the loopback ones. ``annotators``: names that get a personal link; ``names``: whoever has
-    the shared link types a name. Raises StoreError where there is no database, RunError where the port is taken, ConfigError for a host
-    that is no single address.
+    the shared link types a name. Raises StoreError where there is no database, StoreDamaged where its file is not sound, RunError where
+    the port is taken or the address is not of this machine, ConfigError for a host that is no single address.
     """
+    _address(host)
     with Store.open(url_or_path) as store:
+        store.check()
         server, office, listeners = _prepare(store, port, host, names, say)
         _tell(office, host, annotators, say)
         with suppress(KeyboardInterrupt):
@@ -99,12 +101,15 @@ def _address(host: str) -> str:
     """The address to listen on, "" for the loopback ones. Raises ConfigError for a name and for all addresses at once."""
     if host in ("", "localhost", "127.0.0.1", "::1"):
         return ""
+    wanted = "give one address of this machine, such as 192.168.1.20 (`ip addr` lists them); the page answers under that alone"
     try:
         found = ip_address(host)
     except ValueError:
-        found = None
-    if found is None or found.is_unspecified:
-        raise ConfigError(f"--host {host}: expected one address of this machine, such as 192.168.1.20; the page answers under that alone")
+        raise ConfigError(f"--host {host} is no IP address (a name, or with a port?); {wanted}. The port is --port") from None
+    if found.is_unspecified:
+        raise ConfigError(f"--host {host} means every address of this machine; {wanted}")
+    if found.is_multicast or str(found) == "255.255.255.255":
+        raise ConfigError(f"--host {host} is an address of many machines; {wanted}")
     return str(found)
 
 

@@ -96,6 +96,7 @@ export class Outbox {
     if (!(error instanceof Refused)) return kept + "The server cannot be reached; it is tried again.";
     if (error.status === 401 || error.status === 403) return kept + "You are signed out, perhaps because the server was started anew. Open the new link in this browser.";
     if (error.status === 507) return kept + "The server's disk is full. Tell the owner; it is tried again.";
+    if (error.status === 503) return kept + error.message;
     return kept + "The server is busy; it is tried again.";
   }
 

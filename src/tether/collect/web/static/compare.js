@@ -51,7 +51,8 @@ async function insist(path, body) {
     } catch (error) {
       if (error instanceof Refused && !LATER.has(error.status)) { state("The server refused: " + error.message, true); throw error; }
       const signedOut = error instanceof Refused && (error.status === 401 || error.status === 403);
-      state(signedOut ? "You are signed out. Open the newest link in this browser." : "The server cannot be reached; it is tried again.", true);
+      const why = error instanceof Refused ? error.message : "The server cannot be reached; it is tried again.";
+      state(signedOut ? "You are signed out. Open the newest link in this browser." : why, true);
       await new Promise((resolve) => setTimeout(resolve, pause));
     }
   }

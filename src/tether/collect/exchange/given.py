@@ -1,0 +1,62 @@
+"""What a row of a file says, in one neutral form between layouts of files (``formats``, ``tools``, ``judgement_rows``) and the database.
+
+Ids are empty where the file gives none: then the contents decide (``identity``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tether.collect.entries import Text
+from tether.collect.judgement import Choice, Strength
+
+__all__ = ["GivenAnswer", "Imported", "Parser", "Word"]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenAnswer:
+    """An answer of a row."""
+
+    text: Text
+    model: str = ""
+    answer_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A judgement of a row. ``tiers``: places of answers in the row, the best tier first; empty for a skip, whose ``reason`` says why.
+
+    ``shown``: places in the order they were shown; where the file does not tell, the order of the item, which is that of a hash, stands in.
+    ``both_bad``: the one tier is no good. ``judgement_id``: of a judgement that a named person made; a word without one is somebody's.
+    """
+
+    annotator: str
+    tiers: tuple[tuple[int, ...], ...] = ()
+    strength: Strength | None = None
+    reason: str = ""
+    comment: str = ""
+    seconds: float | None = None
+    made_at: str = ""
+    shown: tuple[int, ...] = ()
+    both_bad: bool = False
+    judgement_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What one row says. ``notes``: what it holds that has no place in the database, counted in the report."""
+
+    prompt: Text
+    answers: tuple[GivenAnswer, ...]
+    words: tuple[Word, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    prompt_id: str = ""
+    item_id: str = ""
+    gold: Choice | None = None
+
+
+Parser = Callable[[Mapping[str, Any]], Iterable[Imported]]
+"""A row to what it says. Raises DataError with what is wrong with the row."""
