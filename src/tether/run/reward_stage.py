@@ -18,8 +18,8 @@ from tether.models.adapters import LoraSpec
 from tether.models.resolve import resolve_model
 from tether.models.reward import RewardModel, Truncation
 from tether.records import read_judgements, refuse_bad_rows
+from tether.rewards.seen import hash_of_key
 from tether.run.context import Context, build_stage, stage_hashes
-from tether.run.reward_audit.pairs import hash_of_key
 from tether.run.reward_model import HeldOut, num_steps, score_examples, split_by_prompt, train_reward_model
 from tether.run.sources import comparison_rows
 from tether.text.chat import ChatFormat, TokenizedExample

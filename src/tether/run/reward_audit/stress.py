@@ -84,13 +84,13 @@ def probes(
     decided = [at for at, pair in enumerate(pairs) if pair.label > 0.5]
     own = [pairs[at] for at in decided]
     chosen, rejected = scores_2B[decided], scores_2B[np.array(decided, dtype=int) + len(pairs)]
-    beaten = _beats(rejected, chosen)
+    beaten, prompts = _beats(rejected, chosen), [cluster[at] for at in decided]
     told = []
     for name, probe in PROBES.items():
         scored = np.array(score_all(audited, [pair.prompt for pair in own], probe_texts(name, own), token_budget).scores)
         wins = _beats(scored, chosen)
-        share = share_interval(wins)
-        rise = mean_interval(wins - beaten, [cluster[at] for at in decided], seed) if probe.over == "rejected" else None
+        share = share_interval(wins, prompts)
+        rise = mean_interval(wins - beaten, prompts, seed) if probe.over == "rejected" else None
         told.append(
             {
                 "name": name,
