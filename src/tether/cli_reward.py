@@ -32,7 +32,9 @@ def audit(
     split: Annotated[str | None, Parameter(help="Split of a folder or hub id (else train), or of a database (else held_out).")] = None,
     limit: Annotated[int | None, Parameter(help="Only the first so many rows.")] = None,
     judgements_ceiling: Annotated[str | None, Parameter(help="Accuracy that the raters' agreement allows: 0.8 or 0.75:0.84.")] = None,
-    slice_by: Annotated[tuple[str, ...], Parameter(name="--slice", help="Column to make a table by; of a database also annotator, side.", negative=())] = (),
+    slice_by: Annotated[
+        tuple[str, ...], Parameter(name="--slice", help="Column to make a table by; of a database also annotator, side.", negative=())
+    ] = (),
     output: Annotated[Path, Parameter(help="The page; its figures lie beside it as .json.")] = Path("reward-audit.html"),
     seed: Annotated[int, Parameter(help="Seed of the bootstrap.")] = 0,
     token_budget: Annotated[int, Parameter(help="Most padded tokens of a batch.")] = 16_384,

@@ -182,7 +182,8 @@ def _reward_model(run: RunRecord) -> Iterator[str]:
     accuracy, low, high = (_share(held.get(key)) for key in ("accuracy", "low", "high"))
     decided = held.get("num_decided", held.get("num_pairs"))
     over = told_over(decided, "pairs", held.get("num_prompts"), held.get("effective_pairs"))
-    yield f"It prefers the chosen answer in {accuracy} of {over}, all held out (95 % Wilson interval {low} to {high}); a coin toss gives 50 %."
+    interval = f"95 % Wilson interval {low} to {high}"
+    yield f"It prefers the chosen answer in {accuracy} of {over}, all held out ({interval}); a coin toss gives 50 %."
     if stage.summary.get("training_pairs"):
         yield f"It was fitted to {stage.summary['training_pairs']} pairs."
 

@@ -24,7 +24,7 @@ SHOWN_FIRST = "chosen_shown_first"
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Accuracy that a perfect model could reach against a single judgement, as an interval (both ends equal: taken as known), and whence."""
+    """Accuracy that a perfect model could reach against a single judgement, as an interval (both ends equal: known), and whence."""
 
     low: float
     high: float
