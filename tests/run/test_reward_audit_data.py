@@ -44,7 +44,8 @@ def fill(path, *, pairs: int = 80, lean: float = 0.0, held_out: float = 0.5, tie
         who = [store.add_annotator(name).id for name in PEOPLE]
         store.add_prompts(Prompt(f"p{n}", f"Ask {n}: {pair.prompt}") for n, pair in enumerate(made))
         for side in ("chosen", "rejected"):
-            store.add_answers(Answer(f"p{n}{'a' if side == 'chosen' else 'b'}", f"p{n}", getattr(pair, side)) for n, pair in enumerate(made))
+            end = "a" if side == "chosen" else "b"
+            store.add_answers(Answer(f"p{n}{end}", f"p{n}", getattr(pair, side)) for n, pair in enumerate(made))
         items = [Item(f"i{n}", f"p{n}", (f"p{n}a", f"p{n}b")) for n in range(pairs)]
         store.add_items(items)
         said = []
@@ -119,8 +120,9 @@ def test_exports_are_audited_as_the_database_is(database, tmp_path, ending):
         export_file(store, path, Rule(split="held_out", ties="both_orders"))
     from_file, from_database = load_pairs(str(path), None, None, {}), load_pairs(database, None, None, {})
     assert from_file.pairs == from_database.pairs
-    with pytest.raises(DataError, match="--limit must be at least 1"):
-        load_pairs(str(path), None, 0, {})
+    for source in (str(path), database):
+        with pytest.raises(DataError, match="--limit must be at least 1"):
+            load_pairs(source, None, 0, {})
 
 
 def test_a_linear_model_is_fitted_to_the_training_split_and_audited_on_the_other(database, tmp_path, capsys):
@@ -198,7 +200,8 @@ def test_texts_that_tell_the_side_are_found_out():
     """Every longer text stood first, and judges lean to the first: a model of length follows the side."""
     given = leaning(0.8)
     shown = [row["chosen_shown_first"] for row in given.rows]
-    pairs = [Comparison(p.prompt, p.chosen + " x" * int(s), p.rejected + " x" * int(1 - s)) for p, s in zip(given.pairs, shown, strict=True)]
+    sides = zip(given.pairs, map(int, shown), strict=True)
+    pairs = [Comparison(p.prompt, p.chosen + " x" * first, p.rejected + " x" * (1 - first)) for p, first in sides]
     found = audit_reward(Audited("length", Scorer(lambda prompt, text: len(text.split()))), AuditPairs(tuple(pairs), given.rows))
     assert found["position"]["model"]["low"] > 0
     assert {"judges lean to a side", "the texts tell the side"} <= names(found)
@@ -235,7 +238,8 @@ def run_folder(tmp_path_factory):
 
 
 def test_strange_answers_are_noticed_and_like_ones_pass_at_the_stated_rate(run_folder, tmp_path):
-    new = [{"prompt": f"New {n}?", "chosen": p.chosen, "rejected": p.rejected} for n, p in enumerate(draw_pairs(120, seed=9))]
+    pairs = draw_pairs(120, seed=9)  # other answers, to prompts that the run held out
+    new = [{"prompt": f"Question {70 + n % 30}?", "chosen": p.chosen, "rejected": p.rejected} for n, p in enumerate(pairs)]
     write_jsonl(tmp_path / "new.jsonl", new)
     request = AuditRequest(str(run_folder / "reward_model"), str(tmp_path / "new.jsonl"), output=tmp_path / "a.html")
     found, page, _ = reward_audit_command(request)
@@ -246,7 +250,7 @@ def test_strange_answers_are_noticed_and_like_ones_pass_at_the_stated_rate(run_f
     assert {one["name"]: one["noticed"] for one in told["strange"]} == {"another language": 1, "code": 1, "random tokens": 1}
     assert "unlike its training" not in names(found)
     assert "Would it notice?" in page.read_text()
-    strange = [{"prompt": f"New {n}?", "chosen": f"for (i = {n}) {{ x[{n}] }}", "rejected": f"if ({n}) {{ y; }}"} for n in range(30)]
+    strange = [{"prompt": f"Question {70 + n}?", "chosen": f"for (i = {n}) {{ x[{n}] }}", "rejected": f"if ({n}) {{ y; }}"} for n in range(30)]
     write_jsonl(tmp_path / "strange.jsonl", strange)
     other, _, _ = reward_audit_command(AuditRequest(request.model, str(tmp_path / "strange.jsonl"), output=tmp_path / "b.html"))
     assert "unlike its training" in names(other)

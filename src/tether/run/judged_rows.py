@@ -16,7 +16,7 @@ from tether.errors import DataError
 from tether.records import file_sha256
 from tether.run.sources import SourceRows, comparison_rows
 
-__all__ = ["judged_rows"]
+__all__ = ["check_limit", "judged_rows"]
 
 
 def judged_rows(
@@ -33,14 +33,19 @@ def judged_rows(
 
     Raises errors of files and databases, and ConfigError.
     """
-    if limit is not None and limit < 1:
-        raise DataError(f"{path}: --limit must be at least 1 or left out, got {limit}.")
+    check_limit(path, limit)
     if is_database(path):
         source = JudgedSource(path=path, split=split or database_split, limit=limit, judgements=judgements)
         return comparison_rows(source, columns)
     if Path(path).suffix == ".csv":
         return SourceRows(_csv(Path(path).expanduser(), limit))
     return SourceRows(load_rows(path, split or "train", limit))
+
+
+def check_limit(path: str, limit: int | None) -> None:
+    """Raises DataError for a limit that leaves nothing."""
+    if limit is not None and limit < 1:
+        raise DataError(f"{path}: --limit must be at least 1 or left out, got {limit}.")
 
 
 def _csv(path: Path, limit: int | None) -> Rows:

@@ -12,7 +12,7 @@ from tether.config.settings import JudgementsConfig
 from tether.errors import DataError
 from tether.records import read_judgements, refuse_bad_rows
 from tether.rewards.seen import prompt_hash, was_seen
-from tether.run.judged_rows import judged_rows
+from tether.run.judged_rows import check_limit, judged_rows
 from tether.run.reward_audit.votes import Vote, read_database
 from tether.types import Comparison, Ranking
 
@@ -55,7 +55,9 @@ def load_pairs(path: str, split: str | None, limit: int | None, fitted_to: Mappi
     """
     rule = JudgementsConfig(ties="both_orders", labels="share")
     more = [name for name in COLUMNS if name not in ("prompt", "chosen", "rejected", "margin")]
-    found = judged_rows(path, split, limit, database_split="held_out", judgements=rule, columns=more)
+    check_limit(path, limit)
+    of_database = is_database(path)  # a limit counts its pairs, and a tie is two rows there
+    found = judged_rows(path, split, None if of_database else limit, database_split="held_out", judgements=rule, columns=more)
     rows_read = [_with_label(row) for row in found.rows.rows]
     pairs: list[Comparison] = []
     rows: list[Mapping[str, Any]] = []
@@ -69,6 +71,7 @@ def load_pairs(path: str, split: str | None, limit: int | None, fitted_to: Mappi
             rows.append(row if isinstance(row, Mapping) else {})
     _check_sides(rows, found.rows.source)
     seen = frozenset(str(fitted_to.get("prompts") or "").split())
+    pairs, rows = (pairs[:limit], rows[:limit]) if of_database else (pairs, rows)
     held = [at for at, pair in enumerate(pairs) if not was_seen(pair.prompt, seen)]
     if not held:
         raise DataError(
@@ -78,7 +81,7 @@ def load_pairs(path: str, split: str | None, limit: int | None, fitted_to: Mappi
     notes += (f"Of the database: {found.note}.",) if found.note else ()
     kept_pairs, kept_rows = tuple(pairs[at] for at in held), tuple(rows[at] for at in held)
     common = (found.rows.source, found.rows.sha256, len(pairs) - len(held), notes)
-    if not is_database(path):
+    if not of_database:
         return AuditPairs(kept_pairs, kept_rows, *common)
     told = read_database(path, kept_rows, seed)
     ceiling = None

@@ -64,7 +64,7 @@ class Likeness:
         mean_H = states_NH.mean(0)
         precision_HH = np.linalg.inv(shrunk_covariance(states_NH))
         counts = Counter(token for row in rows for token in row)
-        size = max(len(model.tokenizer), model.head.in_features, max(counts) + 1)
+        size = max(model.tokenizer.get_vocab().values()) + 1
         frequency_V = np.zeros(size)
         frequency_V[list(counts)] = np.array(list(counts.values())) / sum(counts.values())
         surprises_V = -np.log(_KEPT * frequency_V + (1 - _KEPT) / size)

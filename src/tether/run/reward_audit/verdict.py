@@ -178,7 +178,7 @@ def _about_ceiling(found: Mapping[str, Any]) -> Iterator[str]:
 def _position_sentence(found: Mapping[str, Any]) -> str:
     told = found["position"]
     if told is None:
-        return "Nothing in these data says which of two answers the judges were shown first: whether their labels follow the side is not known."
+        return "Nothing in these data says which of two answers the judges were shown first: whether labels follow the side is not known."
     judges, model = told["judges"], told["model"]
     lean = "; this is within noise of half" if judges["low"] <= 0 <= judges["high"] else ""
     if model["high"] < 0:
