@@ -150,7 +150,8 @@ def log_odds(names: Sequence[str], design_BF: Array, won_B: Array, cluster_B: Se
     l2 = l2 or 1 / len(design_BF)
     w = linear_bt_fit(torch.from_numpy(design_BF), l2, labels=torch.from_numpy(won_B)).numpy()
     p = 1 / (1 + np.exp(-np.clip(design_BF @ w, -500, 500)))
-    bread = np.linalg.inv((design_BF.T * (p * (1 - p))) @ design_BF + len(design_BF) * l2 * np.eye(len(w)))
+    curvature = (design_BF.T * (p * (1 - p))) @ design_BF + len(design_BF) * l2 * np.eye(len(w))
+    bread = np.asarray(np.linalg.inv(curvature), dtype=np.float64)
     over_prompts = cluster_covariance(bread, design_BF * (won_B - p)[:, None], np.asarray(cluster_B))
     errors = np.sqrt(np.maximum(np.diag(bread), np.diag(over_prompts)))
     return [

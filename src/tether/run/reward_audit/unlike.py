@@ -62,7 +62,7 @@ class Likeness:
         """Mean, covariance and frequencies from ``known.fit``, limits from ``known.limit``."""
         states_NH, rows = _read(model, known.fit, token_budget)
         mean_H = states_NH.mean(0)
-        precision_HH = np.linalg.inv(shrunk_covariance(states_NH))
+        precision_HH: Array = np.linalg.inv(shrunk_covariance(states_NH)).astype(np.float64)
         counts = Counter(token for row in rows for token in row)
         size = max(model.tokenizer.get_vocab().values()) + 1
         frequency_V = np.zeros(size)
@@ -94,7 +94,7 @@ def unlike(audited: RewardModel, judged: Judged, known: TrainingTexts, token_bud
     states, words = likeness.beyond(texts)
     either = states | words
     share = wilson_clusters(either.astype(float), [number for number in judged.cluster for _ in range(2)])
-    either_B = either.reshape(-1, 2).any(1)
+    either_B = either[0::2] | either[1::2]
     shown = pairs[:_SELF_CHECK]
     answers = {name: [texts[n % len(texts)] for n in range(len(shown))] for name, texts in STRANGE.items()}
     answers["random tokens"] = _random_answers(audited, len(shown), seed)
@@ -171,4 +171,4 @@ def conformal_limit(values: Array, share: float) -> float:
 
 def _random_answers(model: RewardModel, count: int, seed: int) -> list[str]:
     draw, size = random.Random(seed), len(model.tokenizer)
-    return [model.tokenizer.decode([draw.randrange(size) for _ in range(30)], skip_special_tokens=True) for _ in range(count)]
+    return [str(model.tokenizer.decode([draw.randrange(size) for _ in range(30)], skip_special_tokens=True)) for _ in range(count)]

@@ -47,7 +47,7 @@ def read_database(path: str, rows: Sequence[Mapping[str, Any]], seed: int) -> Da
     columns = (votes.unit, votes.annotator, votes.outcome, votes.side, votes.gold)
     for unit, who, outcome, side, gold in zip(*(column.tolist() for column in columns), strict=True):
         if not gold:
-            said[unit].append((names.get(votes.annotators[who], votes.annotators[who]), outcome, side))
+            said[unit].append((names[votes.annotators[who]], outcome, side))
     told = []
     for row in rows:
         chosen, rejected = (_answer(items[row["item_id"]].answers, turns, row[side]) for side in ("chosen", "rejected"))
