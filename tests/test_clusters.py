@@ -46,6 +46,8 @@ def test_pairs_that_repeat_their_prompt_are_worth_one_each():
     assert (told.low, told.high) == pytest.approx((of_prompts.low, of_prompts.high))
     assert told.num_units == 20
     assert effective_number([1.0] * 20, clusters) == pytest.approx(4)
+    # a design effect of 1, but known from 5 prompts: 10 (t_9 / t_4)^2 = 10 (2.2622 / 2.7764)^2
+    assert effective_number([1.0, 0.0] * 5, np.repeat(np.arange(5), 2)) == pytest.approx(6.639, abs=1e-3)
     with pytest.raises(ValueError, match="between 0 and 1"):
         wilson_clusters([2.0], [0])
 

@@ -20,7 +20,7 @@ from tether.report.reward_audit import audit_text, render_reward_audit
 from tether.rewards.linear import fit_linear
 from tether.rewards.seen import prompt_hash
 from tether.run.reward_audit.audit import AuditRequest, audit_reward, parse_ceiling, reward_audit_command
-from tether.run.reward_audit.figures import calibration, cross_validated, explained_share, logistic, mean_interval
+from tether.run.reward_audit.figures import calibration, cross_validated, explained_interval, explained_share, logistic, mean_interval
 from tether.run.reward_audit.pairs import AuditPairs, load_pairs
 from tether.run.reward_audit.scorer import Audited
 from tether.run.reward_audit.variations import PARAPHRASES, PROBES, paraphrase
@@ -147,6 +147,13 @@ def test_explained_share_and_the_fair_opponent():
     assert explained_share(2 * d[:, 0], d) == pytest.approx(1)
     assert explained_share(np.array([1.0, 1.0, 0.0]), np.array([[1.0], [-1.0], [0.0]])) == pytest.approx(0)
     assert math.isnan(explained_share(np.zeros(3), d))
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(300, 2))
+    gap = x @ [1.0, 0.5] + draw.normal(size=300) * math.sqrt(1.25)  # half of it explained
+    told = explained_interval(gap, x, [n // 3 for n in range(300)], seed=0)
+    assert told.estimate == explained_share(gap, x)
+    assert 0.4 < told.low < 0.5 < told.high < 0.65
+    assert told.num_units == 100
     gaps = cross_validated(np.array([[1.0], [1.0], [1.0], [-1.0]]), np.ones(4), [0, 0, 1, 2], folds=3)
     assert gaps[3] < 0 < gaps[2]  # what the fourth pair says is not known to the model that is asked about it
     assert cross_validated(d, np.ones(3), [0, 0, 0]).tolist() == [0, 0, 0]

@@ -157,7 +157,7 @@ def test_pairs_that_a_linear_model_was_fitted_to_are_left_out_whatever_their_for
 # -- sides -------------------------------------------------------------------------------------------------------------------
 
 
-def leaning(lean: float, count: int = 1500, seed: int = 0) -> AuditPairs:
+def leaning(lean: float, count: int = 1000, seed: int = 0) -> AuditPairs:
     """One judge a pair, sides at random."""
     draw, pairs, rows = random.Random(seed), [], []
     for n in range(count):
@@ -238,7 +238,7 @@ def run_folder(tmp_path_factory):
 
 
 def test_strange_answers_are_noticed_and_like_ones_pass_at_the_stated_rate(run_folder, tmp_path):
-    pairs = draw_pairs(120, seed=9)  # other answers, to prompts that the run held out
+    pairs = draw_pairs(80, seed=9)  # other answers, to prompts that the run held out
     new = [{"prompt": f"Question {70 + n % 30}?", "chosen": p.chosen, "rejected": p.rejected} for n, p in enumerate(pairs)]
     write_jsonl(tmp_path / "new.jsonl", new)
     request = AuditRequest(str(run_folder / "reward_model"), str(tmp_path / "new.jsonl"), output=tmp_path / "a.html")
@@ -246,11 +246,12 @@ def test_strange_answers_are_noticed_and_like_ones_pass_at_the_stated_rate(run_f
     told = found["unlike"]
     assert told["limit_from"] == "held-out answers of its run"
     assert told["same_texts"] == 0
-    assert told["beyond"]["estimate"] <= 0.09  # at most 5 %, and three standard errors of 240 answers
+    assert told["beyond"]["estimate"] <= 0.09  # at most 5 %, and two and a half standard errors of 160 answers
     assert {one["name"]: one["noticed"] for one in told["strange"]} == {"another language": 1, "code": 1, "random tokens": 1}
     assert "unlike its training" not in names(found)
     assert "Would it notice?" in page.read_text()
-    strange = [{"prompt": f"Question {70 + n}?", "chosen": f"for (i = {n}) {{ x[{n}] }}", "rejected": f"if ({n}) {{ y; }}"} for n in range(30)]
+    code = ((f"for (i = {n}) {{ x[{n}] }}", f"if ({n}) {{ y; }}") for n in range(30))
+    strange = [{"prompt": f"Question {70 + n}?", "chosen": one, "rejected": two} for n, (one, two) in enumerate(code)]
     write_jsonl(tmp_path / "strange.jsonl", strange)
     other, _, _ = reward_audit_command(AuditRequest(request.model, str(tmp_path / "strange.jsonl"), output=tmp_path / "b.html"))
     assert "unlike its training" in names(other)

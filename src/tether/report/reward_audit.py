@@ -59,8 +59,8 @@ def _figures(found: Mapping[str, Any]) -> Table:
         ("accuracy, share of decided pairs", _interval(found["accuracy"])),
         *against,
         *limit,
-        ("negative log-likelihood, nats per pair", _number(found["nll"])),
-        ("Brier score, 0 to 1", _number(found["brier"])),
+        ("negative log-likelihood, nats per pair", _interval(found["nll_interval"])),
+        ("Brier score, 0 to 1", _interval(found["brier_interval"])),
         ("calibration error in ten bins, share", _interval(ece)),
     ]
     note = f"Scores are read as log-odds, {found['log_odds_per_unit']:.4g} a unit: that factor is stored with the model (1 if none is)."
@@ -68,11 +68,12 @@ def _figures(found: Mapping[str, Any]) -> Table:
 
 
 def _length(found: Mapping[str, Any]) -> Table:
+    figures = ("accuracy", "model_minus_it", "agreement_interval", "explained_interval")
     rows = [
-        (what, _interval(one["accuracy"]), _interval(one["model_minus_it"]), _percent(one["agreement"]), _percent(one["explained"]))
+        (what, *(_interval(one[name]) for name in figures))
         for what, one in (("length only", found["length"]["length_only"]), ("all features", found["length"]["all_features"]))
     ]
-    columns = ("linear model of", "its accuracy", "model minus it", "same preference", "of the scores explained")
+    columns = ("linear model of", "its accuracy, share", "model minus it", "same preference, share", "of the scores explained, R^2")
     longer = _interval(found["length"]["prefers_longer"])
     note = f"Fitted to the other prompts of these pairs. It prefers the longer answer in {longer}."
     return ("Beside linear models", columns, rows, note)
@@ -137,7 +138,7 @@ def _invariances(found: Mapping[str, Any]) -> Table:
         (one["name"], f"{one['largest']:.2g}", f"{one['allowed']:.1g}", "holds" if one["holds"] else "FAILS")
         for one in found["invariances"]
     ]
-    return ("What must not matter", ("change", "largest change of a score", "allowed", ""), rows, "In units of score.")
+    return ("What must not matter", ("change", "largest change of a score", "allowed", "verdict"), rows, "In units of score.")
 
 
 def _paraphrases(found: Mapping[str, Any]) -> Table:
@@ -145,14 +146,14 @@ def _paraphrases(found: Mapping[str, Any]) -> Table:
         (
             one["name"],
             str(one["texts"]),
-            _number(one["mean"]),
+            _interval(one["mean_interval"]) if one["mean_interval"] else "–",
             _number(one["mean_absolute"]),
             _number(one["largest"]),
-            _percent(one["turned"]),
+            _interval(one["turned_interval"]) if one["turned_interval"] else "–",
         )
         for one in found["paraphrases"]
     ]
-    note = "Shift of the chosen answer's score in standard deviations of all scores; turned: pairs whose preference is then another."
+    note = "Shift of the chosen answer's score in standard deviations of all scores; turned: share of pairs that it then prefers otherwise."
     return ("The same in other words", ("rewriting", "texts", "mean", "mean size", "largest", "turned"), rows, note)
 
 

@@ -20,6 +20,7 @@ from tether.run.reward_audit.figures import (
     calibration,
     correct,
     cross_validated,
+    explained_interval,
     explained_share,
     logistic,
     mean_interval,
@@ -129,13 +130,15 @@ def audit_reward(
         "effective_pairs": _effective(judged),
         "ceiling": _ceiling(judged, given, ceiling),
         "no_ceiling": given.no_ceiling if ceiling is None else "",
-        "nll": float(np.mean(nll(judged.gap_B, judged.label_B))),
-        "brier": float(np.mean(_brier(judged.gap_B, judged.label_B))),
+        "nll": float(np.mean(losses := nll(judged.gap_B, judged.label_B))),
+        "nll_interval": interval_dict(mean_interval(losses, judged.cluster, seed)),
+        "brier": float(np.mean(squares := _brier(judged.gap_B, judged.label_B))),
+        "brier_interval": interval_dict(mean_interval(squares, judged.cluster, seed)),
         "calibration": asdict(calibration(judged.gap_B, judged.label_B, judged.cluster, seed)),
         "length": _length(judged, seed),
         "form": [asdict(one) for one in logistic(FORM, judged.differences(FORM), judged.preferred_B, judged.cluster)],
         "invariances": invariances(audited, judged.pairs, judged.scores_2B, token_budget),
-        "paraphrases": paraphrases(audited, judged.pairs, judged.scores_2B, token_budget),
+        "paraphrases": paraphrases(audited, judged.pairs, judged.scores_2B, judged.cluster, token_budget, seed),
         "probes": probes(audited, judged.pairs, judged.scores_2B, judged.cluster, token_budget, seed),
         "position": position(judged),
         "outside": _outside(audited, judged),
@@ -160,7 +163,9 @@ def _length(judged: Judged, seed: int) -> dict[str, Any]:
             "accuracy": interval_dict(share_interval(right_B, judged.cluster)),
             "model_minus_it": interval_dict(mean_interval(judged.right_B - right_B, judged.cluster, seed)),
             "agreement": float(agree.mean()),
+            "agreement_interval": interval_dict(share_interval(agree, judged.cluster)),
             "explained": explained_share(judged.gap_B, d_BF),
+            "explained_interval": interval_dict(explained_interval(judged.gap_B, d_BF, judged.cluster, seed)),
         }
     d_B = judged.differences(("length",))[:, 0]
     longer = np.where(d_B == 0, np.nan, (np.sign(d_B) == np.sign(judged.gap_B)).astype(float))
@@ -174,7 +179,8 @@ def _outside(audited: Audited, judged: Judged) -> dict[str, Any] | None:
     if audited.model is None or not tokens or not range_:
         return None
     model = audited.model
-    lengths = [model.num_tokens(p.prompt, answer) for p in judged.pairs for answer in (p.chosen, p.rejected)]
+    texts = [(pair.prompt, answer) for pair in judged.pairs for answer in (pair.chosen, pair.rejected)]
+    lengths = [min(model.num_tokens(prompt, answer), model.max_length) for prompt, answer in texts]  # after the cut, as the training's
     scores = judged.scores_2B + audited.score_offset
     return {
         "texts": len(lengths),

@@ -26,6 +26,7 @@ __all__ = [
     "calibration",
     "correct",
     "cross_validated",
+    "explained_interval",
     "explained_share",
     "log_odds",
     "logistic",
@@ -170,6 +171,21 @@ def explained_share(gap_B: Array, d_BF: Array) -> float:
         return math.nan
     w = np.linalg.lstsq(d_BF, gap_B, rcond=None)[0]
     return float(1 - np.square(gap_B - d_BF @ w).sum() / np.square(gap_B).sum())
+
+
+def explained_interval(gap_B: Array, d_BF: Array, cluster_B: Sequence[int], seed: int) -> Interval:
+    """``explained_share`` with its percentile bootstrap over prompts: b' A^+ b / |gap|^2 with A = D'D, b = D'gap, all sums over prompts."""
+    cluster = np.unique(np.asarray(cluster_B), return_inverse=True)[1]
+    features = d_BF.shape[1]
+    rows = np.column_stack([(d_BF[:, :, None] * d_BF[:, None, :]).reshape(len(d_BF), -1), d_BF * gap_B[:, None], gap_B**2])
+    sums = np.stack([np.bincount(cluster, column) for column in rows.T], axis=1)
+    drawn = _draws(len(sums), seed) @ sums
+    inverse = np.linalg.pinv(drawn[:, : features**2].reshape(-1, features, features), hermitian=True)
+    b, total = drawn[:, features**2 : -1], drawn[:, -1]
+    known = total > 0
+    shares = np.einsum("rf,rfg,rg->r", b, inverse, b)[known] / total[known]
+    low, high = np.quantile(shares, [0.025, 0.975]) if len(shares) else (math.nan, math.nan)
+    return Interval(explained_share(gap_B, d_BF), float(low), float(high), 0.95, len(sums))
 
 
 def cross_validated(d_BF: Array, label_B: Array, cluster_B: Sequence[int], folds: int = 5) -> Array:

@@ -30,14 +30,14 @@ def _flags(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not better["low"] > 0:
         yield (
             "no better than length",
-            f"{_length_sentence(found)} One number, the length of the answer, does as well or better. Do not train on it: get more pairs, "
-            "or pairs whose answers are alike in length; a reward of length alone would be cheaper.",
+            f"{_length_sentence(found)} As far as these pairs can tell, one number, the length of the answer, does as well. "
+            "Do not train on it: get more pairs, or pairs whose answers are alike in length; a reward of length alone would be cheaper.",
         )
-    if length["explained"] is not None and length["explained"] > _LENGTH_EXPLAINS:
+    if length["explained"] is not None and length["explained_interval"]["low"] > _LENGTH_EXPLAINS:
         yield (
             "explained by length",
-            f"Log length alone explains {_percent(length['explained'])} of the differences of its scores. A policy trained on it will "
-            "learn to write longer or shorter, not better: get pairs whose answers are alike in length.",
+            f"Log length alone explains {_share(length['explained_interval'])} of the differences of its scores. A policy trained on it "
+            "will learn to write longer or shorter, not better: get pairs whose answers are alike in length.",
         )
     for check in found["invariances"]:
         if not check["holds"]:
@@ -126,8 +126,8 @@ def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
     everything = found["length"]["all_features"]
     if everything["explained"] is not None:
         yield (
-            f"Length alone explains {_percent(found['length']['length_only']['explained'])} of the differences of its scores, all named "
-            f"features together {_percent(everything['explained'])}; the rest is what it sees beyond them, or noise."
+            f"Length alone explains {_share(found['length']['length_only']['explained_interval'])} of the differences of its scores, all "
+            f"named features together {_share(everything['explained_interval'])} (R^2); the rest is what it sees beyond them, or noise."
         )
     calibration = found["calibration"]
     yield (
