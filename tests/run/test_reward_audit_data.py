@@ -185,7 +185,7 @@ def test_the_judges_lean_is_recovered_and_explains_the_models_errors():
     assert {"judges lean to a side"} == {name for name in names(found) if "side" in name}
     assert any("the side decided part of the labels" in one for one in found["sentences"])
     sides = {row["value"]: row["accuracy"]["estimate"] for row in found["slices"][0]["rows"]}
-    assert sides["rejected shown first"] > sides["chosen shown first"] + 0.1
+    assert sides["rejected shown first"] > sides["chosen shown first"] + 0.05
 
 
 def test_judges_who_do_not_lean_are_not_accused():
