@@ -188,6 +188,17 @@ def test_the_judges_lean_is_recovered_and_explains_the_models_errors():
     assert sides["rejected shown first"] > sides["chosen shown first"] + 0.05
 
 
+def test_which_answer_a_row_calls_chosen_changes_nothing():
+    """Every other pair the other way round, with the label 0."""
+    given = leaning(0.8, 300)
+    pairs = [Comparison(p.prompt, p.rejected, p.chosen, label=0.0) if n % 2 else p for n, p in enumerate(given.pairs)]
+    shown = [row["chosen_shown_first"] for row in given.rows]
+    rows = tuple({"chosen_shown_first": 1 - first if n % 2 else first} for n, first in enumerate(shown))
+    one, other = (audit_reward(Audited("honest", Scorer(by_number)), told)["position"] for told in (given, AuditPairs(tuple(pairs), rows)))
+    for name in ("first_won", "judges", "model"):
+        assert {k: v for k, v in other[name].items() if k != "name"} == pytest.approx({k: v for k, v in one[name].items() if k != "name"})
+
+
 def test_judges_who_do_not_lean_are_not_accused():
     told = audit_reward(Audited("honest", Scorer(by_number)), leaning(0.0))
     assert told["position"]["judges"]["low"] < 0 < told["position"]["judges"]["high"]
