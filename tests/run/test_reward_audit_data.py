@@ -30,7 +30,7 @@ from tether.run.reward_audit.audit import AuditRequest, audit_reward, reward_aud
 from tether.run.reward_audit.pairs import AuditPairs, load_pairs
 from tether.run.reward_audit.scorer import Audited
 from tether.run.reward_audit.training_texts import training_texts
-from tether.run.reward_audit.unlike import Likeness, conformal_limit, shrunk_covariance
+from tether.run.reward_audit.unlike import Likeness, conformal_limit, precision, shrunk_covariance, squared_distances
 from tether.run.reward_audit.verdict import sentences_of
 from tether.types import Comparison, Message, Prompt
 
@@ -84,6 +84,8 @@ def test_a_database_is_read_with_its_ceiling_sides_and_annotators(database):
     assert {name: row["pairs"] for name, row in tables["annotator"].items()} == {"Ann": 80, "Bo": 80}
     assert set(tables["side"]) <= {"chosen shown first", "rejected shown first", "both orders"}
     assert sum(row["pairs"] for row in tables["side"].values()) == 80
+    decided = sum(pair.label != 0.5 for pair in every.pairs)
+    assert f"of {decided} decided pairs of {decided} prompts" in found["sentences"][0]
     told = " ".join(found["sentences"])
     assert "It agrees with a single judgement in" in told
     assert "as `tether collect stats` has it" in told
@@ -308,6 +310,12 @@ def test_limits_and_covariances_by_hand():
     true = np.diag([4.0, 1.0, 0.25])
     near = shrunk_covariance(draw.normal(size=(20_000, 3)) * np.sqrt(np.diag(true)))
     assert near == pytest.approx(true, abs=0.1)
+    rows = draw.normal(size=(200, 20)) * np.array([300.0] + [1.0] * 19)  # one hidden unit far larger than the others
+    unusual = np.zeros((2, 20))
+    unusual[0, 5], unusual[1, 0] = 12.0, 300.0  # twelve standard deviations in a small one, one in the large one
+    far, near_by = squared_distances(unusual, precision(rows))
+    assert far > 100
+    assert near_by < 2
     few = shrunk_covariance(draw.normal(size=(5, 30)))
     assert np.linalg.eigvalsh(few).min() > 0.1  # fewer rows than directions, and still invertible
 

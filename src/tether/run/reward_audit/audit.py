@@ -117,6 +117,7 @@ def audit_reward(
             "sha256": given.sha256,
             "pairs": len(judged.pairs),
             "prompts": len(set(judged.cluster)),
+            "decided_prompts": len({at for at, label in zip(judged.cluster, judged.label_B, strict=True) if label != 0.5}),
             "ties": int(np.count_nonzero(judged.label_B == 0.5)),
             "left_out_seen_in_training": given.num_seen,
             "refused": len(pairs) - len(kept),

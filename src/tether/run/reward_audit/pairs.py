@@ -78,7 +78,7 @@ def load_pairs(path: str, split: str | None, limit: int | None, fitted_to: Mappi
             f"{path}: the model was trained on the prompts of all {len(pairs)} pairs, so none is held out; give pairs of other prompts"
         )
     notes = () if seen else ("The model does not say which prompts it was trained on: that these pairs are held out is yours to know.",)
-    notes += (f"Of the database: {found.note}.",) if found.note else ()
+    notes += (f"Of the database, a tie in both orders: {found.note}.",) if found.note else ()
     kept_pairs, kept_rows = tuple(pairs[at] for at in held), tuple(rows[at] for at in held)
     common = (found.rows.source, found.rows.sha256, len(pairs) - len(held), notes)
     if not of_database:

@@ -3,8 +3,9 @@
 Two measures, both fitted to training texts of the model when the audit asks (nothing of this is stored, or changes how a model is trained):
 
     states   Mahalanobis distance of the mean hidden state over an answer's tokens, x, from those of training answers:
-             (x - m)' S^-1 (x - m), S shrunk towards a multiple of the identity (Lee et al. 1807.03888; pooled over tokens as in Ren et al.
-             2209.15558; shrinkage of Ledoit and Wolf 2004). What the model itself finds strange.
+             (x - m)' S^-1 (x - m), each unit in its standard deviations, for a few of them are a hundred times larger than the others, and
+             S shrunk towards the identity (Lee et al. 1807.03888; pooled over tokens as in Ren et al. 2209.15558; shrinkage of Ledoit and
+             Wolf 2004). What the model itself finds strange.
     words    mean of -log p(token) over an answer, p = .9 frequency among training answers + .1 / vocabulary. What is worded strangely,
              whatever the model makes of it.
 
@@ -61,8 +62,7 @@ class Likeness:
     def fit(cls, model: RewardModel, known: TrainingTexts, token_budget: int) -> Likeness:
         """Mean, covariance and frequencies from ``known.fit``, limits from ``known.limit``."""
         states_NH, rows = _read(model, known.fit, token_budget)
-        mean_H = states_NH.mean(0)
-        precision_HH: Array = np.linalg.inv(shrunk_covariance(states_NH)).astype(np.float64)
+        mean_H, precision_HH = states_NH.mean(0), precision(states_NH)
         counts = Counter(token for row in rows for token in row)
         size = max(model.tokenizer.get_vocab().values()) + 1
         frequency_V = np.zeros(size)
@@ -78,7 +78,7 @@ class Likeness:
         states_NH, rows = _read(self.model, texts, self.token_budget)
         apart_NH = states_NH - self.mean_H
         words = [float(self.surprises_V[list(row)].mean()) for row in rows]
-        return np.einsum("nh,hk,nk->n", apart_NH, self.precision_HH, apart_NH), np.array(words)
+        return squared_distances(apart_NH, self.precision_HH), np.array(words)
 
     def beyond(self, texts: Sequence[AnswerTo]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which texts lie beyond the limit of states, and of words."""
@@ -147,6 +147,19 @@ def _example(model: RewardModel, prompt: Any, answer: Any) -> TokenizedExample:
         return example
     cut = cut_example(example, model.max_length, Cut.LEFT if model.truncation == "left" else Cut.RIGHT)
     return cut if any(cut.response_mask) else cut_example(example, model.max_length, Cut.LEFT)
+
+
+def squared_distances(apart_NH: Array, precision_HH: Array) -> Array:
+    """x' P x of every row."""
+    return np.einsum("nh,hk,nk->n", apart_NH, precision_HH, apart_NH)
+
+
+def precision(rows_NH: Array) -> Array:
+    """S^-1 in the rows' own units, with S shrunk where every column has the standard deviation 1: a few large columns do not drown the
+    others."""
+    std_H = rows_NH.std(0)
+    scale_H = 1 / np.maximum(std_H, 1e-6 * max(float(std_H.max()), 1e-12))
+    return np.linalg.inv(shrunk_covariance(rows_NH * scale_H)).astype(np.float64) * np.outer(scale_H, scale_H)
 
 
 def shrunk_covariance(rows_NH: Array) -> Array:

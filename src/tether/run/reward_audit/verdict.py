@@ -119,7 +119,7 @@ def sentences_of(found: Mapping[str, Any]) -> list[str]:
 
 def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
     data, accuracy = found["data"], found["accuracy"]
-    over = told_over(accuracy["units"], "decided pairs", data["prompts"], found["effective_pairs"])
+    over = told_over(accuracy["units"], "decided pairs", data["decided_prompts"], found["effective_pairs"])
     yield f"It prefers the answer that the judges preferred in {_share(accuracy)} of {over} (95 % Wilson interval); a coin toss gives 50 %."
     yield from _about_ceiling(found)
     yield _length_sentence(found)
