@@ -28,11 +28,13 @@ def audit(
     model: Annotated[str, Parameter(name="MODEL", help="Reward model folder (any HF classifier with one label), or a linear one's JSON.")],
     /,
     *,
-    data: Annotated[str, Parameter(help="Judged pairs that it was not trained on: a file, a folder or a hub id.")],
-    split: Annotated[str, Parameter(help="Split of a folder or hub id.")] = "train",
+    data: Annotated[str, Parameter(help="Judged pairs that it was not trained on: a file, folder, hub id or collect database.")],
+    split: Annotated[str | None, Parameter(help="Split of a folder or hub id (else train), or of a database (else held_out).")] = None,
     limit: Annotated[int | None, Parameter(help="Only the first so many rows.")] = None,
-    judgements_ceiling: Annotated[str | None, Parameter(help="Accuracy that agreement of the raters allows: 0.8, or 0.75:0.84.")] = None,
-    slice_by: Annotated[tuple[str, ...], Parameter(name="--slice", help="Column of the rows to make a table by.", negative=())] = (),
+    judgements_ceiling: Annotated[str | None, Parameter(help="Accuracy that the raters' agreement allows: 0.8 or 0.75:0.84.")] = None,
+    slice_by: Annotated[
+        tuple[str, ...], Parameter(name="--slice", help="Column to make a table by; of a database also annotator, side.", negative=())
+    ] = (),
     output: Annotated[Path, Parameter(help="The page; its figures lie beside it as .json.")] = Path("reward-audit.html"),
     seed: Annotated[int, Parameter(help="Seed of the bootstrap.")] = 0,
     token_budget: Annotated[int, Parameter(help="Most padded tokens of a batch.")] = 16_384,
@@ -54,13 +56,13 @@ def audit(
 
 @reward_app.command
 def linear(
-    data: Annotated[str, Parameter(name="DATA", help="Comparisons: a file, a folder or a hub id.")],
+    data: Annotated[str, Parameter(name="DATA", help="Comparisons: a file, a folder, a hub id or a database of tether collect.")],
     /,
     *,
     output: Annotated[Path, Parameter(help="The model, a JSON file.")] = Path("linear-reward.json"),
     feature: Annotated[tuple[str, ...], Parameter(help="A feature by name, or as JSON: see docs/reward-models.md.", negative=())] = (),
     l2: Annotated[float, Parameter(help="Weight of |w|^2 / 2 beside the mean loss.")] = 1e-3,
-    split: Annotated[str, Parameter(help="Split of a folder or hub id.")] = "train",
+    split: Annotated[str | None, Parameter(help="Split of a folder or hub id, or of a database; train if none is named.")] = None,
     limit: Annotated[int | None, Parameter(help="Only the first so many rows.")] = None,
 ) -> None:
     """Fit a reward model that weighs named features of an answer, print its weights, and save it as a reward part.

@@ -25,8 +25,10 @@ __all__ = [
     "pass_at_k",
     "permutation_p_value",
     "sign_test_p_value",
+    "student_quantile",
     "wilson",
     "wilson_mean",
+    "wilson_share",
 ]
 
 _NORMAL_FROM = 10_000  # units from which sums of resamples are drawn from their normal limit
@@ -142,12 +144,8 @@ def wilson(num_successes: int, num_trials: int, *, confidence: float = 0.95) -> 
     Example: 8 of 10 at 95 % -> 0.8 [0.490, 0.943].
     """
     _check_confidence(confidence)
-    if num_trials < 1 or not 0 <= num_successes <= num_trials:
-        raise ValueError(
-            f"expected 0 <= num_successes <= num_trials and num_trials >= 1, "
-            f"got {num_successes} of {num_trials}"
-        )
-    return _wilson(num_successes / num_trials, num_trials, confidence)
+    _check_counts(num_successes, num_trials)
+    return wilson_share(num_successes / num_trials, num_trials, confidence=confidence)
 
 
 def wilson_mean(values: ArrayLike, *, confidence: float = 0.95) -> Interval:
@@ -158,16 +156,20 @@ def wilson_mean(values: ArrayLike, *, confidence: float = 0.95) -> Interval:
     _check_confidence(confidence)
     if units.min() < 0 or units.max() > 1:
         raise ValueError(f"expected values between 0 and 1, got {units.min():g} to {units.max():g}")
-    return _wilson(float(units.mean()), len(units), confidence)
+    return wilson_share(float(units.mean()), len(units), confidence=confidence)
 
 
-def _wilson(share: float, n: int, confidence: float) -> Interval:
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+def wilson_share(share: float, num_trials: float, *, confidence: float = 0.95) -> Interval:
+    """Wilson's interval of a share that is worth so many independent tosses, not always a whole number of them."""
+    _check_confidence(confidence)
+    if not (0 <= share <= 1 and num_trials > 0):
+        raise ValueError(f"expected a share between 0 and 1 of more than 0 trials, got {share} of {num_trials}")
+    n, z = num_trials, NormalDist().inv_cdf((1 + confidence) / 2)
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
     low = 0.0 if share == 0 else max(0.0, middle - half)
     high = 1.0 if share == 1 else min(1.0, middle + half)
-    return Interval(share, low, high, confidence, n)
+    return Interval(share, low, high, confidence, round(num_trials))
 
 
 def clopper_pearson(num_successes: int, num_trials: int, *, confidence: float = 0.95) -> Interval:
@@ -188,6 +190,14 @@ def binomial_p_value(num_successes: int, num_trials: int) -> float:
     _check_counts(num_successes, num_trials)
     k, n = min(num_successes, num_trials - num_successes), num_trials
     return min(1.0, 2 * _beta_cdf(0.5, n - k, k + 1))  # P(X <= k) = I_(1/2)(n - k, k + 1)
+
+
+def student_quantile(level: float, freedom: int) -> float:
+    """The quantile of Student's t. Example: level .975, 9 degrees of freedom -> 2.262; 1 -> 12.706."""
+    if not (0.5 <= level < 1 and freedom >= 1):
+        raise ValueError(f"expected a level from 0.5 up to 1 and at least 1 degree of freedom, got {level} and {freedom}")
+    x = _bisect(lambda x: _beta_cdf(x, 0.5, freedom / 2) - (2 * level - 1))  # P(|T| <= t) = I_x(1/2, f/2), x = t^2 / (f + t^2)
+    return math.sqrt(freedom * x / (1 - x))
 
 
 def _check_counts(num_successes: int, num_trials: int) -> None:

@@ -244,9 +244,9 @@ def test_pairs_say_who_voted_and_what_stood_first(tmp_path):
         for who, choice, shown in (("a1", Choice.FIRST, "01"), ("a2", Choice.TIE, "10")):
             store.record(Judgement(who, "i0", who, choice, tuple(f"a0.{at}" for at in shown)))
         (row,) = export_rows(store, Rule())
-        assert (row["chosen"], row["annotators"], row["chosen_first_share"]) == ("answer 0 to 0", ["a1", "a2"], 0.5)
+        assert (row["chosen"], row["annotators"], row["chosen_shown_first"]) == ("answer 0 to 0", ["a1", "a2"], 0.5)
         store.undo("a2")
-        assert next(iter(export_rows(store, Rule())))["chosen_first_share"] == 1.0
+        assert next(iter(export_rows(store, Rule())))["chosen_shown_first"] == 1.0
 
 
 def test_a_pair_of_the_same_text_is_no_row(tmp_path):

@@ -66,7 +66,7 @@ def test_a_side_is_stored_as_the_answer_that_stood_there(tmp_path, side):
     assert [one.choice for one in stored] == expected
     assert set(expected) == {Choice.FIRST, Choice.SECOND}  # sides are drawn
     assert {(one.strength, one.comment, one.seconds, one.annotator) for one in stored} == {(Strength.MUCH, "because", 2.25, "a1")}
-    assert [person.left for person in overview(desk.store).people] == [1.0 if side == "left" else 0.0]
+    assert [person.left for person in overview(desk.store).people] == ["100 % [68, 100]" if side == "left" else "0 % [0, 32]"]
 
 
 def test_a_ranking_is_stored_in_tiers(tmp_path):
@@ -167,7 +167,7 @@ def test_the_owner_sees_who_did_how_much(tmp_path):
         post(ann, "/api/judgements", judgement(next_item(ann), choice, seconds=3.0, **more))
     now = overview(desk.store)
     (person,) = now.people
-    assert (person.name, person.judged, person.skipped, person.seconds, person.ties, person.num_sided) == ("Ann", 2, 1, 3.0, 0.5, 1)
+    assert (person.name, person.judged, person.skipped, person.seconds, person.ties) == ("Ann", 2, 1, "3.0 s", 0.5)
     assert (now.wanted, now.got, now.num_items) == (5, 2, 5)
     assert [chart.title for chart in now.charts] == ["Judgements", "Speed"]
     figures = {figure.name: figure for figure in now.measured}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import re
 
 import numpy as np
 import pytest
 import torch
+from planted import BAD, GOOD, Scorer, draw_pairs, names, penalised, quality
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tether import cli
@@ -17,65 +17,19 @@ from tether.errors import ConfigError, DataError, ModelError
 from tether.models.resolve import resolve_model
 from tether.records import write_jsonl
 from tether.report.reward_audit import audit_text, render_reward_audit
-from tether.rewards.features import answer_text
 from tether.rewards.linear import fit_linear
+from tether.rewards.seen import prompt_hash
 from tether.run.reward_audit.audit import AuditRequest, audit_reward, parse_ceiling, reward_audit_command
-from tether.run.reward_audit.figures import calibration, cross_validated, explained_share, logistic, mean_interval
-from tether.run.reward_audit.pairs import AuditPairs, load_pairs, prompt_hash
+from tether.run.reward_audit.figures import calibration, cross_validated, explained_interval, explained_share, logistic, mean_interval
+from tether.run.reward_audit.pairs import AuditPairs, load_pairs
 from tether.run.reward_audit.scorer import Audited
 from tether.run.reward_audit.variations import PARAPHRASES, PROBES, paraphrase
 from tether.types import Comparison, Message
-
-GOOD, BAD = ("calm", "clear", "kind", "warm"), ("rude", "vague", "cold", "harsh")
-FILL = ("the", "sea", "and", "a", "stone", "under", "many", "big", "birds", "that", "often", "help")
-
-
-def quality(text: str) -> float:
-    words = re.findall(r"[a-z]+", text.casefold())
-    return float(sum(word in GOOD for word in words) - sum(word in BAD for word in words))
-
-
-def draw_pairs(count: int, seed: int = 0) -> list[Comparison]:
-    """Judged by quality with Bradley-Terry noise; longer answers are a little better."""
-    draw, told = random.Random(seed), []
-
-    def answer() -> str:
-        words = [draw.choice(FILL) for _ in range(draw.randint(5, 25))] + [draw.choice((*GOOD, *BAD)) for _ in range(draw.randint(1, 4))]
-        draw.shuffle(words)
-        return " ".join(words).capitalize() + "."
-
-    for i in range(count):
-        one, two = answer(), answer()
-        gap = quality(one) - quality(two) + 0.05 * (len(one.split()) - len(two.split()))
-        one, two = (one, two) if draw.random() < 1 / (1 + math.exp(-gap)) else (two, one)
-        told.append(Comparison(f"Question {i % (count // 2)}?", one, two))
-    return told
-
-
-class Scorer:
-    """A reward model that is a function of (prompt, text), or of all texts of a batch."""
-
-    def __init__(self, one=None, batch=None):
-        self.one, self.batch = one, batch
-
-    def score_texts(self, prompts, completions, *, token_budget):
-        texts = [answer_text(completion) for completion in completions]
-        return [float(self.one(p, t)) for p, t in zip(prompts, texts, strict=True)] if self.batch is None else self.batch(texts)
 
 
 def audited(scorer: Scorer, **more):
     pairs = tuple(draw_pairs(240))
     return audit_reward(Audited("planted", scorer, **more.pop("known", {})), AuditPairs(pairs, ({},) * len(pairs)), **more)
-
-
-def names(found) -> set[str]:
-    return {flag["name"] for flag in found["flags"]}
-
-
-def penalised(prompt, text):
-    """Quality, a little less for nothing said and for repeating oneself."""
-    words = text.split()
-    return quality(text) - 6.0 * (len(words) < 5) - 3.0 * (len(words) > 40) + 0.02 * len(words)
 
 
 # -- planted faults ----------------------------------------------------------------------------------------------------------
@@ -180,12 +134,12 @@ def test_the_bias_regression_recovers_what_was_planted():
     draw = np.random.default_rng(1)
     d = draw.normal(size=(4000, 2))
     prefers = (draw.random(4000) < 1 / (1 + np.exp(-(0.5 + 1.2 * d[:, 0])))).astype(float)
-    label, first, second = logistic(["x", "y"], d, prefers)
+    label, first, second = logistic(["x", "y"], d, prefers, range(4000))
     assert label.value == pytest.approx(0.5, abs=0.12)
     assert first.low < 1.2 * d[:, 0].std() < first.high
     assert second.low < 0 < second.high
     assert second.p_value > 0.01 > first.p_value
-    assert [one.name for one in logistic(["x", "same"], d * [1, 0], prefers)] == ["label", "x"]
+    assert [one.name for one in logistic(["x", "same"], d * [1, 0], prefers, range(4000))] == ["label", "x"]
 
 
 def test_explained_share_and_the_fair_opponent():
@@ -193,6 +147,13 @@ def test_explained_share_and_the_fair_opponent():
     assert explained_share(2 * d[:, 0], d) == pytest.approx(1)
     assert explained_share(np.array([1.0, 1.0, 0.0]), np.array([[1.0], [-1.0], [0.0]])) == pytest.approx(0)
     assert math.isnan(explained_share(np.zeros(3), d))
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(300, 2))
+    gap = x @ [1.0, 0.5] + draw.normal(size=300) * math.sqrt(1.25)  # half of it explained
+    told = explained_interval(gap, x, [n // 3 for n in range(300)], seed=0)
+    assert told.estimate == explained_share(gap, x)
+    assert 0.4 < told.low < 0.5 < told.high < 0.65
+    assert told.num_units == 100
     gaps = cross_validated(np.array([[1.0], [1.0], [1.0], [-1.0]]), np.ones(4), [0, 0, 1, 2], folds=3)
     assert gaps[3] < 0 < gaps[2]  # what the fourth pair says is not known to the model that is asked about it
     assert cross_validated(d, np.ones(3), [0, 0, 0]).tolist() == [0, 0, 0]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tether.clusters import told_over
 from tether.config.presets import DIRECT_TITLES
 from tether.report.charts import number
 from tether.report.read import StageRecord
@@ -32,9 +33,10 @@ def held_out_sentences(name: str, stage: StageRecord) -> Iterator[str]:
     if not isinstance(held, Mapping):
         return
     before, after, low, high = (_share(held.get(key)) for key in ("accuracy_before", "accuracy", "low", "high"))
+    over = told_over(held.get("num_units"), "held-out comparisons or answers", held.get("num_prompts"), held.get("effective_units"))
     yield (
-        f"{name}: its implied reward prefers the better answer in {after} of {held.get('num_units')} held-out comparisons or answers "
-        f"(Wilson interval {low} to {high}; before training {before}, where ties count half)."
+        f"{name}: its implied reward prefers the better answer in {after} of {over} "
+        f"(95 % Wilson interval {low} to {high}; before training {before}, where ties count half)."
     )
     chosen, rejected = held.get("chosen_change"), held.get("rejected_change")
     if isinstance(chosen, int | float) and isinstance(rejected, int | float):

@@ -45,28 +45,35 @@ def audit_text(found: Mapping[str, Any]) -> str:
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
     """Every table as (title, columns, rows, what to know)."""
-    return [_figures(found), _length(found), _form(found), _invariances(found), _paraphrases(found), _probes(found), *_slices(found)]
+    made = [_figures(found), _length(found), _form(found), *_position(found), _invariances(found), _paraphrases(found), _probes(found)]
+    return [*made, *_unlike(found), *_slices(found)]
 
 
 def _figures(found: Mapping[str, Any]) -> Table:
     calibration = found["calibration"]
     ece = {"estimate": calibration["ece"], "low": calibration["ece_low"], "high": calibration["ece_high"]}
+    ceiling = found["ceiling"]
+    against = [("agreement with single judgements, share", _interval(ceiling["against"]))] if ceiling and ceiling["against"] else []
+    limit = [("ceiling, share", f"{_number(ceiling['low'])} to {_number(ceiling['high'])}")] if ceiling else []
     rows = [
-        ("accuracy", _interval(found["accuracy"])),
-        ("negative log-likelihood, nats", _number(found["nll"])),
-        ("Brier score", _number(found["brier"])),
-        ("calibration error, ten bins", _interval(ece)),
+        ("accuracy, share of decided pairs", _interval(found["accuracy"])),
+        *against,
+        *limit,
+        ("negative log-likelihood, nats per pair", _interval(found["nll_interval"])),
+        ("Brier score, 0 to 1", _interval(found["brier_interval"])),
+        ("calibration error in ten bins, share", _interval(ece)),
     ]
     note = f"Scores are read as log-odds, {found['log_odds_per_unit']:.4g} a unit: that factor is stored with the model (1 if none is)."
     return ("Held-out figures", ("figure", "value"), rows, note)
 
 
 def _length(found: Mapping[str, Any]) -> Table:
+    figures = ("accuracy", "model_minus_it", "agreement_interval", "explained_interval")
     rows = [
-        (what, _interval(one["accuracy"]), _interval(one["model_minus_it"]), _percent(one["agreement"]), _percent(one["explained"]))
+        (what, *(_interval(one[name]) for name in figures))
         for what, one in (("length only", found["length"]["length_only"]), ("all features", found["length"]["all_features"]))
     ]
-    columns = ("linear model of", "its accuracy", "model minus it", "same preference", "of the scores explained")
+    columns = ("linear model of", "its accuracy, share", "model minus it", "same preference, share", "of the scores explained, R^2")
     longer = _interval(found["length"]["prefers_longer"])
     note = f"Fitted to the other prompts of these pairs. It prefers the longer answer in {longer}."
     return ("Beside linear models", columns, rows, note)
@@ -77,10 +84,55 @@ def _form(found: Mapping[str, Any]) -> Table:
         (one["name"], f"{one['value']:+z.3f} [{one['low']:+z.3f}, {one['high']:+z.3f}]", f"{one['p_value']:.2g}") for one in found["form"]
     ]
     note = (
-        "Logistic regression of the model's preference on the label and on differences of form, each per standard deviation. The model "
-        "reads one answer at a time, so it has no position to prefer."
+        "Logistic regression of the model's preference on the label and on differences of form, in log-odds per standard deviation of each "
+        "difference: 0 is no lean. The model reads one answer at a time, so it has no position to prefer."
     )
     return ("What the preference leans on, given the label", ("difference", "log-odds", "p"), rows, note)
+
+
+def _position(found: Mapping[str, Any]) -> list[Table]:
+    told = found["position"]
+    if told is None:
+        return []
+    rows = [
+        ("judgements prefer the answer shown first, share", _interval(told["first_won"])),
+        ("judges: log-odds of being preferred, shown first +1, second -1", _coefficient(told["judges"])),
+        ("model: log-odds of agreeing, preferred answer shown first +1, second -1", _coefficient(told["model"])),
+    ]
+    note = (
+        f"From {told['source']}, {told['judgements']} of them. Judges: 0 is no lean to a side. Model: it cannot see sides, so below 0 part "
+        "of the labels was decided by the side, and above 0 the texts give the side away."
+    )
+    return [("Position on the judges' page", ("figure", "value"), rows, note)]
+
+
+def _coefficient(one: Mapping[str, Any]) -> str:
+    return f"{one['value']:+z.3f} [{one['low']:+z.3f}, {one['high']:+z.3f}]"
+
+
+def _unlike(found: Mapping[str, Any]) -> list[Table]:
+    told = found["unlike"]
+    if "missing" in told:
+        return []
+    accuracy = told["accuracy"]
+    rows = [
+        ("answers unlike, share", _interval(told["beyond"])),
+        ("of these by hidden states, answers", str(told["by_states"])),
+        ("of these by words, answers", str(told["by_words"])),
+        ("accuracy where both answers are like", _interval(accuracy["like"])),
+        ("accuracy where one is unlike", _interval(accuracy["unlike"])),
+    ]
+    note = (
+        f"Fitted to {told['fitted']} training answers of {told['source']}; limits set on {told['limit_texts']} {told['limit_from']}, so "
+        f"that at most {_percent(told['alarm'])} of answers like these are called unlike."
+    )
+    strange = [
+        (one["name"], str(one["texts"]), _percent(one["noticed"]), _percent(one["by_states"]), _percent(one["by_words"]))
+        for one in told["strange"]
+    ]
+    columns = ("put in place of the answer", "answers", "noticed", "by hidden states", "by words")
+    seen = "What this would notice: answers that are certainly unlike English prose. A low share means that unlike answers can pass unseen."
+    return [("Unlike its training", ("figure", "value"), rows, note), ("Would it notice?", columns, strange, seen)]
 
 
 def _invariances(found: Mapping[str, Any]) -> Table:
@@ -88,7 +140,7 @@ def _invariances(found: Mapping[str, Any]) -> Table:
         (one["name"], f"{one['largest']:.2g}", f"{one['allowed']:.1g}", "holds" if one["holds"] else "FAILS")
         for one in found["invariances"]
     ]
-    return ("What must not matter", ("change", "largest change of a score", "allowed", ""), rows, "")
+    return ("What must not matter", ("change", "largest change of a score", "allowed", "verdict"), rows, "In units of score.")
 
 
 def _paraphrases(found: Mapping[str, Any]) -> Table:
@@ -96,14 +148,14 @@ def _paraphrases(found: Mapping[str, Any]) -> Table:
         (
             one["name"],
             str(one["texts"]),
-            _number(one["mean"]),
+            _interval(one["mean_interval"]) if one["mean_interval"] else "–",
             _number(one["mean_absolute"]),
             _number(one["largest"]),
-            _percent(one["turned"]),
+            _interval(one["turned_interval"]) if one["turned_interval"] else "–",
         )
         for one in found["paraphrases"]
     ]
-    note = "Shift of the chosen answer's score in standard deviations of all scores; turned: pairs whose preference is then another."
+    note = "Shift of the chosen answer's score in standard deviations of all scores; turned: share of pairs that it then prefers otherwise."
     return ("The same in other words", ("rewriting", "texts", "mean", "mean size", "largest", "turned"), rows, note)
 
 
@@ -116,10 +168,10 @@ def _probes(found: Mapping[str, Any]) -> Table:
 
 
 def _slices(found: Mapping[str, Any]) -> list[Table]:
-    columns = ("value", "pairs", "accuracy", "nll")
+    columns = ("value", "pairs", "prompts", "accuracy, share", "nats per pair")
 
     def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-        return row["value"], str(row["pairs"]), _interval(row["accuracy"]), _number(row["nll"])
+        return row["value"], str(row["pairs"]), str(row["prompts"]), _interval(row["accuracy"]), _number(row["nll"])
 
     return [(f"By {one['title']}", columns, [cells(row) for row in one["rows"]], "") for one in found["slices"]]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tether.clusters import told_over
 from tether.config.presets import TITLES
 from tether.metrics import REGISTRY
 from tether.report.charts import number
@@ -182,10 +183,10 @@ def _reward_model(run: RunRecord) -> Iterator[str]:
     if stage is None or not isinstance(held, Mapping):
         return
     accuracy, low, high = (_share(held.get(key)) for key in ("accuracy", "low", "high"))
-    yield (
-        f"It prefers the chosen answer in {accuracy} of {held.get('num_decided', held.get('num_pairs'))} pairs of held-out prompts "
-        f"(95 % Wilson interval {low} to {high}); a coin toss gives 50 %."
-    )
+    decided = held.get("num_decided", held.get("num_pairs"))
+    over = told_over(decided, "pairs", held.get("num_prompts"), held.get("effective_pairs"))
+    interval = f"95 % Wilson interval {low} to {high}"
+    yield f"It prefers the chosen answer in {accuracy} of {over}, all held out ({interval}); a coin toss gives 50 %."
     if stage.summary.get("training_pairs"):
         yield f"It was fitted to {stage.summary['training_pairs']} pairs."
 

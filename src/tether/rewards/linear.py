@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tether.clusters import cluster_covariance
 from tether.errors import ConfigError, DataError, ModelError
 from tether.files import write_atomic
 from tether.records import refuse_bad_rows
 from tether.rewards.features import Feature, answer_text, feature_from, measure
+from tether.rewards.seen import prompt_hashes
 from tether.types import Comparison, Failure, Rollout, Score
 
 __all__ = ["DEFAULT_FEATURES", "LinearPart", "LinearRewardModel", "fit_linear", "load_linear", "pair_features"]
@@ -31,7 +33,8 @@ DEFAULT_FEATURES = ("log_length", "bullet_share", "question_marks", "type_token_
 
 @dataclass(frozen=True, slots=True)
 class LinearRewardModel:
-    """Features with weight, standard error, mean and std, in one order. ``fitted_to`` says to what: pairs, accuracy there, hash."""
+    """Features with weight, standard error, mean and std, in one order. ``fitted_to`` says to what: pairs, prompts and their hashes,
+    accuracy there."""
 
     features: tuple[Feature, ...]
     weights: tuple[float, ...]
@@ -123,7 +126,8 @@ def fit_linear(
 ) -> LinearRewardModel:
     """argmin_w mean over pairs of the Bradley-Terry loss (labels and ties counted as they are) + l2 / 2 |w|^2, by Newton's method.
 
-    Standard errors are those of the inverse curvature. Raises DataError without pairs and for features that are the same for all answers.
+    Standard errors: the larger one of the inverse curvature's and of that which lets pairs of one prompt depend on each other
+    (``tether.clusters.cluster_covariance``). Raises DataError without pairs and for features that are the same for all answers.
     """
     import torch
 
@@ -142,10 +146,19 @@ def fit_linear(
     weights = linear_bt_fit(torch.from_numpy(d_BF), l2, labels=torch.from_numpy(labels_B)).numpy()
     p_B = 1 / (1 + np.exp(-np.clip(d_BF @ weights, -500, 500)))
     curvature = (d_BF.T * (p_B * (1 - p_B))) @ d_BF + len(d_BF) * l2 * np.eye(len(weights))
-    errors = np.sqrt(np.diag(np.linalg.inv(curvature)))
+    bread, numbers = np.linalg.inv(curvature), dict[str, int]()
+    prompts = [numbers.setdefault(repr(comparison.prompt), len(numbers)) for comparison in comparisons]
+    over_prompts = cluster_covariance(bread, d_BF * (labels_B - p_B)[:, None], prompts) if len(numbers) > 1 else bread
+    errors = np.sqrt(np.maximum(np.diag(bread), np.diag(over_prompts)))
     gap_B, decided = d_BF @ weights, labels_B != 0.5
     right = np.where(gap_B == 0, 0.5, (gap_B > 0) == (labels_B > 0.5))[decided]
-    told = {"pairs": len(comparisons), "source": Path(source).name, "accuracy_on_them": float(right.mean()) if decided.any() else None}
+    told = {
+        "pairs": len(comparisons),
+        "num_prompts": len(numbers),
+        "source": Path(source).name,
+        "accuracy_on_them": float(right.mean()) if decided.any() else None,
+        "prompts": prompt_hashes(comparison.prompt for comparison in comparisons),
+    }
     w, e, m, s = (tuple(map(float, array)) for array in (weights, errors, means, stds))
     return LinearRewardModel(chosen_features, w, e, m, s, l2, told)
 

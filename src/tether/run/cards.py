@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tether import __version__
+from tether.clusters import told_over
 from tether.config import DataSource, RunConfig
 from tether.errors import ModelError
 from tether.models.card import CardFacts, CardKind, front_matter, write_card
@@ -136,9 +137,10 @@ def _leaves(value: Any) -> list[tuple[str, Any]]:
 def _results(stage: str, summary: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Iterator[str]:
     last, held = summary.get("last_step") or {}, summary.get("held_out") or {}
     if stage == "reward_model" and held:
+        over = told_over(held.get("num_decided", held["num_pairs"]), "pairs", held.get("num_prompts"), held.get("effective_pairs"))
         yield (
             f"Held-out accuracy {held['accuracy']:z.3f} [{held['low']:z.3f}, {held['high']:z.3f}] (95 % Wilson interval over "
-            f"{held['num_pairs']} pairs of prompts it was not trained on)."
+            f"{over}, none of them trained on)."
         )
     if "kl_k1_sequence" in last:
         yield f"KL(policy || start) in the last training step: {last['kl_k1_sequence']:z.3f} nats per answer (k1, over the step's answers)."

@@ -29,6 +29,7 @@ from tether.algorithms.direct_preference import (
 from tether.backends.compute import Compute
 from tether.backends.local import LocalWorker
 from tether.backends.memory_guard import one_pass
+from tether.clusters import effective_number, wilson_clusters
 from tether.config import DirectConfig
 from tether.data.batches import pad_examples
 from tether.data.cursor import Cursor
@@ -42,7 +43,6 @@ from tether.run.evidence import example_tensors
 from tether.run.guard import StepGuard
 from tether.run.keeper import NO_KEEPER, Keeper, Plain
 from tether.run.recorder import Recorder
-from tether.stats import wilson
 from tether.text.chat import TokenizedExample
 
 __all__ = ["HeldOutPreference", "UnitSums", "describe_preference", "kto_weights_of", "num_steps", "start_sums", "train_direct", "unit_sums"]
@@ -50,7 +50,8 @@ __all__ = ["HeldOutPreference", "UnitSums", "describe_preference", "kto_weights_
 
 @dataclass(frozen=True)
 class HeldOutPreference:
-    """Held-out units (pairs; kto: answers) before and after. ``low``, ``high``: 95 % Wilson interval of ``accuracy``.
+    """Held-out units (pairs; kto: answers) before and after. ``low``, ``high``: 95 % Wilson interval of ``accuracy`` over ``num_prompts``
+    prompts, for units of one prompt are not independent: ``effective_units`` independent ones would tell as much.
 
     Accuracy and margin are of implied rewards, so that before training, where all are 0, accuracy is one half for losses with a reference.
     ``*_change``: mean log pi - log pi_start of the answers, nats per sequence.
@@ -65,6 +66,8 @@ class HeldOutPreference:
     margin: float
     chosen_change: float
     rejected_change: float
+    num_prompts: int | None = None
+    effective_units: float | None = None
 
 
 @dataclass(frozen=True)
@@ -305,7 +308,8 @@ def _pair_sums(policy: Policy, units: JudgedUnits, compute: Compute) -> tuple[Pa
 
 def _held_out(units: JudgedUnits, start: UnitSums, end: UnitSums, spec: PreferenceSpec) -> HeldOutPreference:
     before, after = _stats(units, start, start, spec), _stats(units, end, start, spec)
-    interval = wilson(round(after.correct), len(units))
+    right_N = _right(units, start, end, spec)
+    interval = wilson_clusters(right_N, units.keys)
     return HeldOutPreference(
         len(units),
         before.correct / before.num_units,
@@ -316,11 +320,21 @@ def _held_out(units: JudgedUnits, start: UnitSums, end: UnitSums, spec: Preferen
         after.margin,
         after.chosen_change / after.num_chosen if after.num_chosen else math.nan,
         after.rejected_change / after.num_rejected if after.num_rejected else math.nan,
+        len(set(units.keys)),
+        effective_number(right_N, units.keys),
     )
 
 
+def _right(units: JudgedUnits, start: UnitSums, end: UnitSums, spec: PreferenceSpec) -> list[float]:
+    """1, 0 or one half of every unit, as ``correct`` counts them; the reference point of kto stays that of all units."""
+    mismatched_N = end.second_N - start.second_N
+    return [_stats(units.take([n]), end.take([n]), start.take([n]), spec, mismatched_N).correct for n in range(len(units))]
+
+
 @torch.no_grad()
-def _stats(units: JudgedUnits, sums: UnitSums, start: UnitSums, spec: PreferenceSpec) -> PreferenceStats:
+def _stats(
+    units: JudgedUnits, sums: UnitSums, start: UnitSums, spec: PreferenceSpec, mismatched_N: Tensor | None = None
+) -> PreferenceStats:
     def side(sums_N: Tensor, rows: Sequence[TokenizedExample]) -> PairSums:
         return PairSums(sums_N, sums_N.new_tensor([row.num_live for row in rows]))
 
@@ -328,4 +342,5 @@ def _stats(units: JudgedUnits, sums: UnitSums, start: UnitSums, spec: Preference
     if units.liked is None:
         return pair_loss(first, side(sums.second_N, units.second), start.first_N, start.second_N, spec).stats
     liked_N = torch.tensor(units.liked, device=sums.first_N.device)
-    return answer_loss(first, start.first_N, liked_N, sums.second_N - start.second_N, spec).stats
+    mismatched_N = sums.second_N - start.second_N if mismatched_N is None else mismatched_N
+    return answer_loss(first, start.first_N, liked_N, mismatched_N, spec).stats

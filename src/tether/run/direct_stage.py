@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tether.clusters import told_over
 from tether.config import DirectConfig
 from tether.data.judged import JudgedUnits, judged_answers, judged_pairs, with_mismatched
 from tether.data.lengths import LengthReport
@@ -135,9 +136,10 @@ def direct_stage(context: Context, name: str, start: Path) -> Path:
 
 def held_out_sentence(held: HeldOutPreference) -> str:
     """The held-out figures in one sentence, with units."""
+    over = told_over(held.num_units, "pairs or answers", held.num_prompts, held.effective_units)
     return (
-        f"held-out accuracy of implied rewards {held.accuracy_before:z.3f} -> {held.accuracy:z.3f} [{held.low:z.3f}, {held.high:z.3f}] (95 "
-        f"% Wilson interval over {held.num_units} pairs or answers of prompts it was not trained on), margin {held.margin_before:z.3f} -> "
+        f"held-out accuracy of implied rewards {held.accuracy_before:z.3f} -> {held.accuracy:z.3f} [{held.low:z.3f}, {held.high:z.3f}] "
+        f"(95 % Wilson interval over {over}, none of them trained on), margin {held.margin_before:z.3f} -> "
         f"{held.margin:z.3f}; log-probability of chosen {held.chosen_change:+z.2f}, of rejected {held.rejected_change:+z.2f} nats per "
         "sequence against the start"
     )

@@ -1,4 +1,4 @@
-"""`tether reward linear`: comparisons of a file to a linear reward model in another."""
+"""`tether reward linear`: comparisons of a file or a database to a linear reward model in a JSON file."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tether.data.load import load_rows
 from tether.errors import ConfigError
 from tether.records import read_comparisons
 from tether.rewards.linear import DEFAULT_FEATURES, LinearRewardModel, fit_linear
+from tether.run.judged_rows import judged_rows
 
 __all__ = ["linear_command"]
 
 
 def linear_command(
-    data: str, output: Path, features: Sequence[str], l2: float, split: str = "train", limit: int | None = None
+    data: str, output: Path, features: Sequence[str], l2: float, split: str | None = None, limit: int | None = None
 ) -> tuple[LinearRewardModel, Path]:
-    """The fitted model and where it was written. A feature is a name, or JSON such as {"name": "thanks", "words": ["thanks"]}."""
+    """The fitted model and where it was written. A feature is a name, or JSON such as {"name": "thanks", "words": ["thanks"]}. Of a
+    database the training split is read unless another is named.
+    """
     if not l2 > 0:
         raise ConfigError(f"--l2 {l2}: must be above 0: the weights of separable data would grow without end")
     if not output.absolute().parent.is_dir():
         raise ConfigError(f"--output {output}: the folder {output.absolute().parent} does not exist")
     told = [_feature(word) for word in features or DEFAULT_FEATURES]
-    loaded = load_rows(data, split, limit)
+    loaded = judged_rows(data, split, limit, database_split="train").rows
     comparisons = read_comparisons(loaded.rows, loaded.source)
     rows = [row for row in loaded.rows if isinstance(row, Mapping)]
     model = fit_linear(comparisons, told, rows=rows, l2=l2, source=loaded.source)

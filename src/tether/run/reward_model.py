@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tether.backends.compute import Compute
 from tether.backends.local import LocalWorker
 from tether.backends.memory_guard import one_pass
+from tether.clusters import effective_number, wilson_clusters
 from tether.config import RewardModelConfig
 from tether.data.batches import pad_examples
 from tether.data.cursor import Cursor
@@ -30,7 +31,6 @@ from tether.run.evidence import example_tensors
 from tether.run.guard import StepGuard
 from tether.run.keeper import NO_KEEPER, Keeper, Plain
 from tether.run.recorder import Recorder
-from tether.stats import wilson
 from tether.text.chat import TokenizedExample
 
 __all__ = ["HeldOut", "num_steps", "score_examples", "split_by_prompt", "train_reward_model"]
@@ -40,9 +40,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Figures on held-out pairs before the scores are normalised. Accuracy with its Wilson interval, over the ``num_decided`` pairs whose
-    label is not .5; nll as in training; calibration error on confidence in [.5, 1]; ``head_std``: mean standard deviation over heads of a
-    difference of scores, None with one head.
+    """Figures on held-out pairs before the scores are normalised. Accuracy over the ``num_decided`` pairs whose label is not .5, with its
+    Wilson interval, where pairs of one prompt are not taken for independent: ``effective_pairs`` independent ones would tell as much. nll
+    as in training; calibration error on confidence in [.5, 1]; ``head_std``: mean standard deviation over heads of a difference of
+    scores, None with one head.
     """
 
     num_pairs: int
@@ -58,6 +59,8 @@ class HeldOut:
     num_decided: int
     head_std: float | None = None
     tie_parameter: float | None = None
+    num_prompts: int | None = None
+    effective_pairs: float | None = None
 
 
 class TieParameter(nn.Module):
@@ -274,7 +277,8 @@ def measure(model: RewardModel, groups: Sequence[TokenizedGroup], loss: _Loss, c
     by_head: list[Tensor] = []
     parts: list[_Pairs] = []
     spreads: list[Tensor] = []
-    for micro in _passes(groups, compute.token_budget):
+    micros = _passes(groups, compute.token_budget)
+    for micro in micros:
         part = [groups[index] for index in micro]
         with one_pass(micro, _tokens(part)):
             by_head.append(_scores(model, part, compute))
@@ -283,8 +287,9 @@ def measure(model: RewardModel, groups: Sequence[TokenizedGroup], loss: _Loss, c
     first_B, second_B = torch.cat([pairs.first_N for pairs in parts]), torch.cat([pairs.second_N for pairs in parts])
     labels_B = torch.cat([pairs.labels_N for pairs in parts])
     figures = pair_metrics(first_B, second_B, 10, labels_B)
-    decided = int((labels_B != 0.5).sum())
-    interval = wilson(round(figures.accuracy * decided), decided)
+    keys = [groups[index].key for micro in micros for index in micro for _ in groups[index].pairs]
+    right_D, keys_D = _right((first_B - second_B).tolist(), labels_B.tolist(), keys)
+    interval = wilson_clusters(right_D, keys_D)
     scores_R = torch.cat([scores_RM.mean(-1) for scores_RM in by_head])
     return HeldOut(
         num_pairs=len(labels_B),
@@ -297,10 +302,19 @@ def measure(model: RewardModel, groups: Sequence[TokenizedGroup], loss: _Loss, c
         score_mean=float(scores_R.mean()),
         score_std=float(scores_R.std()),
         brier=figures.brier,
-        num_decided=decided,
+        num_decided=len(right_D),
         head_std=None if loss.config.heads == 1 else float(torch.cat(spreads).mean()),
         tie_parameter=None if loss.config.ties is None else loss.ties.value,
+        num_prompts=len(set(keys_D)),
+        effective_pairs=effective_number(right_D, keys_D),
     )
+
+
+def _right(gap_B: Sequence[float], labels_B: Sequence[float], keys_B: Sequence[str]) -> tuple[list[float], list[str]]:
+    """Of the decided pairs: 1, 0, or one half for equal scores, and the prompt."""
+    decided = [at for at, label in enumerate(labels_B) if label != 0.5]
+    right = [0.5 if gap_B[at] == 0 else float((gap_B[at] > 0) == (labels_B[at] > 0.5)) for at in decided]
+    return right, [keys_B[at] for at in decided]
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.backends.compute import Compute
+from tether.clusters import told_over
 from tether.config import RewardModelConfig
 from tether.data.groups import Cut, TokenizedGroup, as_pairs, by_prompt, cut_example, limit_groups, tokenised_groups
 from tether.data.lengths import LengthReport, demonstration_examples
@@ -17,8 +18,8 @@ from tether.models.adapters import LoraSpec
 from tether.models.resolve import resolve_model
 from tether.models.reward import RewardModel, Truncation
 from tether.records import read_judgements, refuse_bad_rows
+from tether.rewards.seen import hash_of_key
 from tether.run.context import Context, build_stage, stage_hashes
-from tether.run.reward_audit.pairs import hash_of_key
 from tether.run.reward_model import HeldOut, num_steps, score_examples, split_by_prompt, train_reward_model
 from tether.run.sources import comparison_rows
 from tether.text.chat import ChatFormat, TokenizedExample
@@ -102,9 +103,10 @@ def held_out_sentence(result: HeldOut) -> str:
     ties = f"; tie parameter {result.tie_parameter:z.3f}" if result.tie_parameter is not None else ""
     heads = f"; mean standard deviation over heads of a difference {result.head_std:z.3f}" if result.head_std is not None else ""
     level = f", {result.num_pairs - result.num_decided} further pairs are ties" if result.num_pairs > result.num_decided else ""
+    over = told_over(result.num_decided, "pairs", result.num_prompts, result.effective_pairs)
     return (
         f"held-out accuracy {result.accuracy:z.3f} [{result.low:z.3f}, {result.high:z.3f}] "
-        f"(95 % Wilson interval over {result.num_decided} pairs of prompts it was not trained on{level}){ties}{heads}"
+        f"(95 % Wilson interval over {over}, none of them trained on{level}){ties}{heads}"
     )
 
 

@@ -6,6 +6,7 @@ a run is not resumed on other judgements unawares.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -41,14 +42,15 @@ class SourceRows:
         return f"{self.note}; " if self.note else ""
 
 
-def comparison_rows(source: JudgedSource) -> SourceRows:
-    """Rows with `prompt`, `chosen`, `rejected`; of a database also `margin`, and `label` where it is asked for.
+def comparison_rows(source: JudgedSource, columns: Sequence[str] = ()) -> SourceRows:
+    """Rows with `prompt`, `chosen`, `rejected`; of a database also `margin`, `label` where it is asked for, and further ``columns`` of its
+    export.
 
     Raises errors of files and databases, and ConfigError.
     """
     if not is_database(source.path):
         return SourceRows(_from_file(source))
-    return _from_database(source)
+    return _from_database(source, columns)
 
 
 def answer_rows(source: JudgedSource) -> SourceRows:
@@ -113,7 +115,7 @@ def _from_file(source: JudgedSource) -> Rows:
     return load_rows(source.path, source.split, source.limit)
 
 
-def _from_database(source: JudgedSource, *, every: bool = False) -> SourceRows:
+def _from_database(source: JudgedSource, columns: Sequence[str] = (), *, every: bool = False) -> SourceRows:
     """The comparisons, the first ``limit`` of them unless ``every`` is asked for."""
     from tether.collect.exchange.export import ExportReport, export_rows
     from tether.collect.exchange.rule import Rule
@@ -128,7 +130,7 @@ def _from_database(source: JudgedSource, *, every: bool = False) -> SourceRows:
     with Store.open(source.path) as store:
         place = store.place
         exported = export_rows(store, rule, report)
-        rows = [{name: row[name] for name in _COLUMNS} | ({"label": row["soft_label"]} if shares else {}) for row in exported]
+        rows = [{name: row[name] for name in (*_COLUMNS, *columns)} | ({"label": row["soft_label"]} if shares else {}) for row in exported]
     kept = rows if every else rows[: source.limit]
     if not kept:
         raise DataError(f"{place} [{source.split}]: no comparisons ({report})")

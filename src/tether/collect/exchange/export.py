@@ -28,9 +28,9 @@ Format = Literal["auto", "plain", "conversational"]
 
 COLUMNS = (
     "prompt", "chosen", "rejected", "margin", "strength", "num_judgements", "agreement", "soft_label", "item_id", "prompt_id", "chosen_by",
-    "annotators", "chosen_first_share",
+    "annotators", "chosen_shown_first",
 )  # fmt: skip
-"""Of every exported row, in this order. ``annotators``: the ids of those who voted; ``chosen_first_share``: the share of them that was
+"""Of every exported row, in this order. ``annotators``: the ids of those who voted; ``chosen_shown_first``: the share of them that was
 shown the chosen answer before (left of) the rejected one."""
 
 
@@ -87,7 +87,7 @@ def export_rows(store: Store, rule: Rule, report: ExportReport | None = None, fo
             "prompt_id": one.prompt_id,
             "chosen_by": one.chosen_by,
             "annotators": list(one.decision.annotators),
-            "chosen_first_share": one.decision.chosen_first_share,
+            "chosen_shown_first": one.decision.chosen_shown_first,
         }
 
 
@@ -137,7 +137,7 @@ def _with_texts(
                 continue
             decided.append((row, a, b, decision))
             if decision.soft_label == 0.5:  # only a tie: a majority is above one half
-                decided.append((row, a, b, replace(decision, first_chosen=False, chosen_first_share=1 - decision.chosen_first_share)))
+                decided.append((row, a, b, replace(decision, first_chosen=False, chosen_shown_first=1 - decision.chosen_shown_first)))
     answers = texts_of(connection, schema.answers.c.answer_id, {answer for _, a, b, _ in decided for answer in (a, b)})
     prompts = texts_of(connection, schema.prompts.c.prompt_id, {row.prompt_id for row, *_ in decided})
     for row, a, b, decision in decided:

@@ -86,7 +86,7 @@ class Decision:
     """What the votes on a pair come to. ``first_chosen``: answer a is the better one.
 
     ``strength``: the commoner one among the votes for the chosen answer, slight where both are as common; None where nobody was asked.
-    ``annotators``: who voted; ``chosen_first_share``: the share of them that was shown the chosen answer before the rejected one.
+    ``annotators``: who voted; ``chosen_shown_first``: the share of them that was shown the chosen answer before the rejected one.
     """
 
     first_chosen: bool
@@ -96,7 +96,7 @@ class Decision:
     agreement: float
     soft_label: float
     annotators: tuple[str, ...] = ()
-    chosen_first_share: float = 0.0
+    chosen_shown_first: float = 0.0
 
 
 def pair_votes(item: Item, judgements: Iterable[Judgement]) -> dict[tuple[str, str], Votes]:
@@ -163,7 +163,7 @@ def decide(votes: Votes, rule: Rule) -> Decision | str:
         agreement=agreement,
         soft_label=soft,
         annotators=tuple(votes.annotators),
-        chosen_first_share=_first_share(votes, first),
+        chosen_shown_first=_first_share(votes, first),
     )
 
 

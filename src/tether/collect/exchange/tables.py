@@ -26,7 +26,7 @@ __all__ = ["ENDINGS", "read_table", "write_table"]
 ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MARKS = ({"soft_label"}, {"judgement_id", "answer_ids"})  # a header with these columns is ours, and its cells are unescaped
-_NUMBERS = {"margin": float, "num_judgements": int, "agreement": float, "soft_label": float, "chosen_first_share": float, "seconds": float}
+_NUMBERS = {"margin": float, "num_judgements": int, "agreement": float, "soft_label": float, "seconds": float}
 _VALUES = {"annotators", "answers", "ranking", "shown", "chosen_shown_first", "models", "answer_ids"}  # of ours; their cells are JSON
 _MESSAGES = '[{"role"'  # how a cell of messages begins
 _BATCH = 10_000

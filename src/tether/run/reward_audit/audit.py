@@ -12,24 +12,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tether.clusters import effective_number
 from tether.errors import ConfigError, DataError
 from tether.files import write_atomic
-from tether.rewards.features import BUILT_IN, MARKUP, answer_text, feature_from
-from tether.rewards.linear import pair_features
+from tether.rewards.features import BUILT_IN, MARKUP
 from tether.run.reward_audit.figures import (
     calibration,
     correct,
     cross_validated,
+    explained_interval,
     explained_share,
     logistic,
     mean_interval,
     share_interval,
 )
-from tether.run.reward_audit.pairs import AuditPairs, load_pairs
+from tether.run.reward_audit.judged import Judged, interval_dict, nll
+from tether.run.reward_audit.pairs import AuditPairs, Ceiling, load_pairs
+from tether.run.reward_audit.position import against_single_judgements, position
 from tether.run.reward_audit.scorer import Audited, load_audited, score_all
+from tether.run.reward_audit.slices import check_slices
+from tether.run.reward_audit.slices import slices as made_slices
 from tether.run.reward_audit.stress import invariances, paraphrases, probes
+from tether.run.reward_audit.training_texts import training_texts
+from tether.run.reward_audit.unlike import unlike
 from tether.run.reward_audit.verdict import flags_of, sentences_of
-from tether.stats import Interval
 
 __all__ = ["AuditRequest", "audit_reward", "parse_ceiling", "reward_audit_command"]
 
@@ -42,11 +48,12 @@ ALL = tuple(name for name in BUILT_IN if name != "length")
 
 @dataclass(frozen=True)
 class AuditRequest:
-    """Words of the command line. ``ceiling``: accuracy that agreement of the raters allows, as X or LOW:HIGH."""
+    """Words of the command line. ``ceiling``: accuracy that agreement of the raters allows, as X or LOW:HIGH; None: what a database says of
+    its own. ``split``: None is train, of a database held_out."""
 
     model: str
     data: str
-    split: str = "train"
+    split: str | None = None
     limit: int | None = None
     ceiling: str | None = None
     slices: tuple[str, ...] = ()
@@ -62,10 +69,9 @@ def reward_audit_command(request: AuditRequest) -> tuple[dict[str, Any], Path, P
     if page.suffix != ".html" or not page.absolute().parent.is_dir():
         raise ConfigError(f"--output {page}: expected a file that ends in .html, in a folder that exists")
     audited = load_audited(request.model)
-    pairs = load_pairs(request.data, request.split, request.limit, audited.fitted_to)
-    found = audit_reward(
-        audited, pairs, ceiling=ceiling, slices=request.slices, seed=request.seed, token_budget=request.token_budget
-    )
+    pairs = load_pairs(request.data, request.split, request.limit, audited.fitted_to, request.seed)
+    options = {"slices": request.slices, "seed": request.seed, "token_budget": request.token_budget}
+    found = audit_reward(audited, pairs, ceiling=ceiling, **options)
     from tether.report.reward_audit import render_reward_audit
 
     write_atomic(page, render_reward_audit(found))
@@ -93,13 +99,14 @@ def audit_reward(
     seed: int = 0,
     token_budget: int = 16_384,
 ) -> dict[str, Any]:
-    """Plain JSON: figures, tables, ``sentences``, ``flags``. Raises DataError where the model takes too few pairs to say anything."""
-    _check_slices(given.rows, slices)
+    """Plain JSON: figures, tables, ``sentences``, ``flags``. ``ceiling`` stands before that of ``given``. Raises DataError where the model
+    takes too few pairs to say anything."""
+    check_slices(given, slices)
     cut_before, pairs = audited.num_cut, given.pairs
     scored = score_all(audited, [p.prompt for p in pairs] * 2, [*(p.chosen for p in pairs), *(p.rejected for p in pairs)], token_budget)
     scores = np.array(scored.scores)
     kept = np.flatnonzero(~np.isnan(scores[: len(pairs)] + scores[len(pairs) :]))
-    judged = _Judged.of(audited, given, scores, kept)
+    judged = Judged.of(audited, given, scores, kept)
     if np.count_nonzero(judged.label_B != 0.5) < 2 or len(set(judged.cluster)) < 2:
         reasons = "; ".join(list(dict.fromkeys(scored.refused.values()))[:2])
         raise DataError(f"{given.source}: an audit needs at least two decided pairs of two prompts that the model takes. {reasons}")
@@ -110,6 +117,7 @@ def audit_reward(
             "sha256": given.sha256,
             "pairs": len(judged.pairs),
             "prompts": len(set(judged.cluster)),
+            "decided_prompts": len({at for at, label in zip(judged.cluster, judged.label_B, strict=True) if label != 0.5}),
             "ties": int(np.count_nonzero(judged.label_B == 0.5)),
             "left_out_seen_in_training": given.num_seen,
             "refused": len(pairs) - len(kept),
@@ -119,18 +127,24 @@ def audit_reward(
         },
         "log_odds_per_unit": audited.log_odds_per_unit,
         "score_offset": audited.score_offset,
-        "accuracy": _interval(share_interval(judged.right_B)),
-        "ceiling": None if ceiling is None else {"low": ceiling[0], "high": ceiling[1]},
-        "nll": float(np.mean(_nll(judged.gap_B, judged.label_B))),
-        "brier": float(np.mean(_brier(judged.gap_B, judged.label_B))),
+        "accuracy": interval_dict(share_interval(judged.right_B, judged.cluster)),
+        "effective_pairs": _effective(judged),
+        "ceiling": _ceiling(judged, given, ceiling),
+        "no_ceiling": given.no_ceiling if ceiling is None else "",
+        "nll": float(np.mean(losses := nll(judged.gap_B, judged.label_B))),
+        "nll_interval": interval_dict(mean_interval(losses, judged.cluster, seed)),
+        "brier": float(np.mean(squares := _brier(judged.gap_B, judged.label_B))),
+        "brier_interval": interval_dict(mean_interval(squares, judged.cluster, seed)),
         "calibration": asdict(calibration(judged.gap_B, judged.label_B, judged.cluster, seed)),
         "length": _length(judged, seed),
-        "form": [asdict(one) for one in logistic(FORM, judged.differences(FORM), judged.preferred_B)],
+        "form": [asdict(one) for one in logistic(FORM, judged.differences(FORM), judged.preferred_B, judged.cluster)],
         "invariances": invariances(audited, judged.pairs, judged.scores_2B, token_budget),
-        "paraphrases": paraphrases(audited, judged.pairs, judged.scores_2B, token_budget),
+        "paraphrases": paraphrases(audited, judged.pairs, judged.scores_2B, judged.cluster, token_budget, seed),
         "probes": probes(audited, judged.pairs, judged.scores_2B, judged.cluster, token_budget, seed),
+        "position": position(judged),
         "outside": _outside(audited, judged),
-        "slices": [*_slices(judged, slices), _by_length(judged)],
+        "unlike": _unlike(audited, judged, token_budget, seed),
+        "slices": made_slices(judged, slices),
         "seed": seed,
     }
     found["flags"] = flags_of(found)
@@ -138,44 +152,7 @@ def audit_reward(
     return _plain(found)
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """The pairs that both have scores. ``gap_B`` in log-odds, ``scores_2B`` as the model gave them: chosen, then rejected."""
-
-    pairs: tuple[Any, ...]
-    rows: tuple[Mapping[str, Any], ...]
-    scores_2B: Array
-    gap_B: Array
-    label_B: Array
-    cluster: tuple[int, ...]
-
-    @classmethod
-    def of(cls, audited: Audited, given: AuditPairs, scores_2B: Array, kept: NDArray[np.intp]) -> _Judged:
-        chosen, rejected = scores_2B[kept], scores_2B[kept + len(given.pairs)]
-        pairs = tuple(given.pairs[at] for at in kept)
-        numbers: dict[str, int] = {}
-        cluster = tuple(numbers.setdefault(repr(pair.prompt), len(numbers)) for pair in pairs)
-        label_B = np.array([pair.label for pair in pairs])
-        rows = tuple(given.rows[at] for at in kept) if given.rows else ({},) * len(pairs)
-        return cls(pairs, rows, np.concatenate([chosen, rejected]), (chosen - rejected) * audited.log_odds_per_unit, label_B, cluster)
-
-    @property
-    def right_B(self) -> Array:
-        """Against the label; NaN for ties."""
-        return correct(self.gap_B, self.label_B)
-
-    @property
-    def preferred_B(self) -> Array:
-        """1 where the model prefers chosen, .5 where its scores are equal."""
-        return np.where(self.gap_B == 0, 0.5, (self.gap_B > 0).astype(float))
-
-    def differences(self, names: Sequence[str]) -> Array:
-        """Chosen minus rejected, one column a feature."""
-        chosen_BF, rejected_BF = pair_features([feature_from(name) for name in names], self.pairs)
-        return chosen_BF - rejected_BF
-
-
-def _length(judged: _Judged, seed: int) -> dict[str, Any]:
+def _length(judged: Judged, seed: int) -> dict[str, Any]:
     """The model beside a linear one of length alone and one of all features, both fitted to the other prompts of these very pairs."""
     told: dict[str, Any] = {}
     for name, features in (("length_only", ("log_length",)), ("all_features", ALL)):
@@ -184,24 +161,27 @@ def _length(judged: _Judged, seed: int) -> dict[str, Any]:
         right_B = correct(gap_B, judged.label_B)
         agree = (np.sign(gap_B) == np.sign(judged.gap_B)).astype(float)
         told[name] = {
-            "accuracy": _interval(share_interval(right_B)),
-            "model_minus_it": _interval(mean_interval(judged.right_B - right_B, judged.cluster, seed)),
+            "accuracy": interval_dict(share_interval(right_B, judged.cluster)),
+            "model_minus_it": interval_dict(mean_interval(judged.right_B - right_B, judged.cluster, seed)),
             "agreement": float(agree.mean()),
+            "agreement_interval": interval_dict(share_interval(agree, judged.cluster)),
             "explained": explained_share(judged.gap_B, d_BF),
+            "explained_interval": interval_dict(explained_interval(judged.gap_B, d_BF, judged.cluster, seed)),
         }
     d_B = judged.differences(("length",))[:, 0]
     longer = np.where(d_B == 0, np.nan, (np.sign(d_B) == np.sign(judged.gap_B)).astype(float))
-    told["prefers_longer"] = _interval(share_interval(longer))
+    told["prefers_longer"] = interval_dict(share_interval(longer, judged.cluster))
     return told
 
 
-def _outside(audited: Audited, judged: _Judged) -> dict[str, Any] | None:
+def _outside(audited: Audited, judged: Judged) -> dict[str, Any] | None:
     """Texts unlike those of the training, as far as the model says what those were."""
     tokens, range_ = audited.fitted_to.get("tokens"), audited.fitted_to.get("scores")
     if audited.model is None or not tokens or not range_:
         return None
     model = audited.model
-    lengths = [model.num_tokens(p.prompt, answer) for p in judged.pairs for answer in (p.chosen, p.rejected)]
+    texts = [(pair.prompt, answer) for pair in judged.pairs for answer in (pair.chosen, pair.rejected)]
+    lengths = [min(model.num_tokens(prompt, answer), model.max_length) for prompt, answer in texts]  # after the cut, as the training's
     scores = judged.scores_2B + audited.score_offset
     return {
         "texts": len(lengths),
@@ -214,48 +194,28 @@ def _outside(audited: Audited, judged: _Judged) -> dict[str, Any] | None:
     }
 
 
-def _check_slices(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    for column in columns:
-        if all(row.get(column) is None for row in rows):
-            known = sorted({name for row in rows for name in row})
-            raise ConfigError(f"--slice {column}: no row has this column; known: {', '.join(known) or 'none'}")
+def _effective(judged: Judged) -> float:
+    known = ~np.isnan(judged.right_B)
+    return effective_number(judged.right_B[known], np.asarray(judged.cluster)[known])
 
 
-def _slices(judged: _Judged, columns: Sequence[str]) -> list[dict[str, Any]]:
-    return [_table(column, [str(row.get(column))[:40] for row in judged.rows], judged) for column in columns]
+def _ceiling(judged: Judged, given: AuditPairs, asked: tuple[float, float] | None) -> dict[str, Any] | None:
+    """``against``: the accuracy to hold beside it, that against single judgements where these are known."""
+    ceiling = given.ceiling if asked is None else Ceiling(*asked, "--judgements-ceiling")
+    return None if ceiling is None else {**asdict(ceiling), "against": against_single_judgements(judged)}
 
 
-def _by_length(judged: _Judged) -> dict[str, Any]:
-    words = np.array([(BUILT_IN["length"](answer_text(p.chosen)) + BUILT_IN["length"](answer_text(p.rejected))) / 2 for p in judged.pairs])
-    edges = np.unique(np.quantile(words, [0.25, 0.5, 0.75]))
-    place = np.searchsorted(edges, words, side="left")
-    names = [f"{words[place == k].min():g} to {words[place == k].max():g}" if (place == k).any() else "" for k in range(len(edges) + 1)]
-    return _table("mean words of both answers, by quartile", [names[k] for k in place], judged, order=names)
-
-
-def _table(title: str, keys: Sequence[str], judged: _Judged, order: Sequence[str] | None = None) -> dict[str, Any]:
-    rows = []
-    for key in dict.fromkeys(order or sorted(set(keys))):
-        own = np.array([k == key for k in keys])
-        if not own.any():
-            continue
-        accuracy = share_interval(judged.right_B[own])
-        nll = float(np.mean(_nll(judged.gap_B[own], judged.label_B[own])))
-        rows.append({"value": key, "pairs": int(own.sum()), "accuracy": _interval(accuracy), "nll": nll})
-    return {"title": title, "rows": rows}
-
-
-def _nll(gap_B: Array, label_B: Array) -> Array:
-    return label_B * np.logaddexp(0, -gap_B) + (1 - label_B) * np.logaddexp(0, gap_B)
+def _unlike(audited: Audited, judged: Judged, token_budget: int, seed: int) -> dict[str, Any]:
+    """Only ``missing``, the reason, where the training texts are not at hand."""
+    if audited.model is None:
+        return {"missing": "it is no model that reads tokens"}
+    known = training_texts(audited.name, audited.model, seed)
+    return {"missing": known} if isinstance(known, str) else unlike(audited.model, judged, known, token_budget, seed)
 
 
 def _brier(gap_B: Array, label_B: Array) -> Array:
     p_B = np.exp(-np.logaddexp(0, -gap_B))
     return label_B * (1 - p_B) ** 2 + (1 - label_B) * p_B**2
-
-
-def _interval(interval: Interval) -> dict[str, Any]:
-    return {"estimate": interval.estimate, "low": interval.low, "high": interval.high, "units": interval.num_units}
 
 
 def _plain(value: Any) -> Any:

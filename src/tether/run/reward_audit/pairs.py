@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tether.data.load import load_rows
+from tether.collect.exchange.export import COLUMNS
+from tether.collect.recognise import is_database
+from tether.config.settings import JudgementsConfig
 from tether.errors import DataError
-from tether.records import read_judgements
+from tether.records import read_judgements, refuse_bad_rows
+from tether.rewards.seen import prompt_hash, was_seen
+from tether.run.judged_rows import check_limit, judged_rows
+from tether.run.reward_audit.votes import Vote, read_database
 from tether.types import Comparison, Ranking
 
-__all__ = ["AuditPairs", "hash_of_key", "load_pairs", "prompt_hash"]
+__all__ = ["SHOWN_FIRST", "AuditPairs", "Ceiling", "load_pairs", "prompt_hash"]
+
+SHOWN_FIRST = "chosen_shown_first"
+"""Column of rows: the share of the judgements of the pair in which the chosen answer was shown first (left, or above)."""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """Accuracy that a perfect model could reach against a single judgement, as an interval (both ends equal: known), and whence."""
+
+    low: float
+    high: float
+    source: str
+    estimate: float | None = None
 
 
 @dataclass(frozen=True)
 class AuditPairs:
-    """``rows[i]`` holds the columns of the row that ``pairs[i]`` came from; ``num_seen`` pairs were left out."""
+    """``rows[i]`` holds the columns of the row that ``pairs[i]`` came from, and ``votes[i]``, of a database, its single judgements;
+    ``num_seen`` pairs were left out. ``no_ceiling``: why a database has none."""
 
     pairs: tuple[Comparison, ...]
     rows: tuple[Mapping[str, Any], ...]
@@ -25,36 +43,69 @@ class AuditPairs:
     sha256: str = ""
     num_seen: int = 0
     notes: tuple[str, ...] = field(default=())
+    votes: tuple[tuple[Vote, ...], ...] = ()
+    ceiling: Ceiling | None = None
+    no_ceiling: str = ""
 
 
-def prompt_hash(prompt: object) -> str:
-    """Twelve hex digits that stand for a prompt; a reward model stores those it was trained on."""
-    return hash_of_key(repr(prompt))
-
-
-def hash_of_key(key: str) -> str:
-    """The same from the repr of the prompt, which is the key of its group."""
-    return hashlib.blake2b(key.encode(), digest_size=6).hexdigest()
-
-
-def load_pairs(path: str, split: str, limit: int | None, fitted_to: Mapping[str, Any]) -> AuditPairs:
-    """Comparisons of a file, rankings as all their pairs. Raises DataError where none is left that is held out."""
-    loaded = load_rows(path, split, limit)
+def load_pairs(path: str, split: str | None, limit: int | None, fitted_to: Mapping[str, Any], seed: int = 0) -> AuditPairs:
+    """Comparisons of a file or a database, rankings as all their pairs, a tie in both orders as one. Of a database: all pairs of the split
+    (held_out unless another is named) that were judged, with their single judgements and the ceiling of all of them. Raises DataError where
+    none is left that is held out.
+    """
+    rule = JudgementsConfig(ties="both_orders", labels="share")
+    more = [name for name in COLUMNS if name not in ("prompt", "chosen", "rejected", "margin")]
+    check_limit(path, limit)
+    of_database = is_database(path)  # a limit counts its pairs, and a tie is two rows there
+    found = judged_rows(path, split, None if of_database else limit, database_split="held_out", judgements=rule, columns=more)
+    rows_read = [_with_label(row) for row in found.rows.rows]
     pairs: list[Comparison] = []
     rows: list[Mapping[str, Any]] = []
-    for record, row in zip(read_judgements(loaded.rows, loaded.source), loaded.rows, strict=True):
-        told = [record] if isinstance(record, Comparison) else _pairs_of(record)
-        pairs += told
-        rows += [row if isinstance(row, Mapping) else {}] * len(told)
+    ties = set[tuple[object, ...]]()
+    for record, row in zip(read_judgements(rows_read, found.rows.source), rows_read, strict=True):
+        for pair in [record] if isinstance(record, Comparison) else _pairs_of(record):
+            if pair.label == 0.5 and (pair.prompt, pair.rejected, pair.chosen) in ties:
+                continue
+            ties |= {(pair.prompt, pair.chosen, pair.rejected)} if pair.label == 0.5 else set()
+            pairs.append(pair)
+            rows.append(row if isinstance(row, Mapping) else {})
+    _check_sides(rows, found.rows.source)
     seen = frozenset(str(fitted_to.get("prompts") or "").split())
-    held = [at for at, pair in enumerate(pairs) if prompt_hash(pair.prompt) not in seen]
+    pairs, rows = (pairs[:limit], rows[:limit]) if of_database else (pairs, rows)
+    held = [at for at, pair in enumerate(pairs) if not was_seen(pair.prompt, seen)]
     if not held:
         raise DataError(
             f"{path}: the model was trained on the prompts of all {len(pairs)} pairs, so none is held out; give pairs of other prompts"
         )
     notes = () if seen else ("The model does not say which prompts it was trained on: that these pairs are held out is yours to know.",)
-    chosen = tuple(pairs[at] for at in held)
-    return AuditPairs(chosen, tuple(rows[at] for at in held), path, loaded.sha256, len(pairs) - len(held), notes)
+    notes += (f"Of the database, a tie in both orders: {found.note}.",) if found.note else ()
+    kept_pairs, kept_rows = tuple(pairs[at] for at in held), tuple(rows[at] for at in held)
+    common = (found.rows.source, found.rows.sha256, len(pairs) - len(held), notes)
+    if not of_database:
+        return AuditPairs(kept_pairs, kept_rows, *common)
+    told = read_database(path, kept_rows, seed)
+    ceiling = None
+    if told.ceiling.value is not None and told.ceiling.low is not None and told.ceiling.high is not None:
+        source = "the database's own judgements, as `tether collect stats` has it"
+        ceiling = Ceiling(max(told.ceiling.low, 0.5), min(told.ceiling.high, 1.0), source, told.ceiling.value)
+    return AuditPairs(kept_pairs, kept_rows, *common, told.votes, ceiling, told.ceiling.missing)
+
+
+def _with_label(row: Any) -> Any:
+    """An exported row says in `soft_label` what a file of comparisons says in `label`."""
+    if not isinstance(row, Mapping) or row.get("label") is not None or row.get("soft_label") is None:
+        return row
+    return {**row, "label": row["soft_label"]}
+
+
+def _check_sides(rows: Sequence[Mapping[str, Any]], source: str) -> None:
+    told = {at: row[SHOWN_FIRST] for at, row in enumerate(rows, 1) if row.get(SHOWN_FIRST) is not None}
+    wrong = {
+        at: f"`{SHOWN_FIRST}` must be a share from 0 to 1, got {value!r:.40}."
+        for at, value in told.items()
+        if not isinstance(value, int | float) or not 0 <= value <= 1
+    }
+    refuse_bad_rows(wrong, source, len(rows))
 
 
 def _pairs_of(ranking: Ranking) -> Sequence[Comparison]:

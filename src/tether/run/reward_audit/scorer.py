@@ -68,7 +68,7 @@ def load_audited(path: str) -> Audited:
         linear = load_linear(path)
         if own := [feature.name for feature in linear.features if not feature.of_text]:
             raise ModelError(f"{path} reads {', '.join(own)} from columns of judged rows: it cannot score texts, and so not be audited")
-        return Audited(Path(path).name, _LinearScorer(linear))
+        return Audited(Path(path).name, _LinearScorer(linear), fitted_to=linear.fitted_to)
     model = RewardModel.load(resolve_model(path)).requires_grad_(False)
     return Audited(path, model, model.log_odds_per_unit, model.score_offset, model.fitted_to, model)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tether.run.reward_audit.figures import mean_interval, share_interval
 from tether.run.reward_audit.scorer import Audited, score_all
 from tether.run.reward_audit.variations import PARAPHRASES, PROBES, paraphrase, probe_texts
+from tether.stats import Interval
 from tether.types import Comparison
 
 __all__ = ["TOLERANCE", "invariances", "paraphrases", "probes"]
@@ -46,7 +47,9 @@ def invariances(audited: Audited, pairs: Sequence[Comparison], scores_2B: Array,
     return told
 
 
-def paraphrases(audited: Audited, pairs: Sequence[Comparison], scores_2B: Array, token_budget: int) -> list[dict[str, Any]]:
+def paraphrases(
+    audited: Audited, pairs: Sequence[Comparison], scores_2B: Array, cluster: Sequence[int], token_budget: int, seed: int
+) -> list[dict[str, Any]]:
     """Shift of the score of a chosen answer that was rewritten, in standard deviations of all scores; and preferences that turned over."""
     spread = float(scores_2B.std()) or 1.0
     told = []
@@ -54,7 +57,8 @@ def paraphrases(audited: Audited, pairs: Sequence[Comparison], scores_2B: Array,
         rewritten = [paraphrase(name, pair.chosen) for pair in pairs]
         touched = [at for at, text in enumerate(rewritten) if text != pairs[at].chosen]
         if not touched:
-            told.append({"name": name, "texts": 0, "refused": 0, "mean": None, "mean_absolute": None, "largest": None, "turned": None})
+            nothing = dict.fromkeys(("mean", "mean_absolute", "largest", "turned", "mean_interval", "turned_interval"))
+            told.append({"name": name, "texts": 0, "refused": 0, **nothing})
             continue
         scored = np.array(score_all(audited, [pairs[at].prompt for at in touched], [rewritten[at] for at in touched], token_budget).scores)
         taken = ~np.isnan(scored)
@@ -62,7 +66,7 @@ def paraphrases(audited: Audited, pairs: Sequence[Comparison], scores_2B: Array,
         shift = (scored[taken] - scores_2B[at]) / spread
         rejected = scores_2B[at + len(pairs)]
         turned = np.sign(scored[taken] - rejected) != np.sign(scores_2B[at] - rejected)
-        known = len(at) > 0
+        known, prompts = len(at) > 0, [cluster[k] for k in at]
         told.append(
             {
                 "name": name,
@@ -72,6 +76,8 @@ def paraphrases(audited: Audited, pairs: Sequence[Comparison], scores_2B: Array,
                 "mean_absolute": float(np.abs(shift).mean()) if known else None,
                 "largest": float(np.abs(shift).max()) if known else None,
                 "turned": float(turned.mean()) if known else None,
+                "mean_interval": _dict(mean_interval(shift, prompts, seed)) if known else None,
+                "turned_interval": _dict(share_interval(turned.astype(float), prompts)) if known else None,
             }
         )
     return told
@@ -84,23 +90,27 @@ def probes(
     decided = [at for at, pair in enumerate(pairs) if pair.label > 0.5]
     own = [pairs[at] for at in decided]
     chosen, rejected = scores_2B[decided], scores_2B[np.array(decided, dtype=int) + len(pairs)]
-    beaten = _beats(rejected, chosen)
+    beaten, prompts = _beats(rejected, chosen), [cluster[at] for at in decided]
     told = []
     for name, probe in PROBES.items():
         scored = np.array(score_all(audited, [pair.prompt for pair in own], probe_texts(name, own), token_budget).scores)
         wins = _beats(scored, chosen)
-        share = share_interval(wins)
-        rise = mean_interval(wins - beaten, [cluster[at] for at in decided], seed) if probe.over == "rejected" else None
+        share = share_interval(wins, prompts)
+        rise = mean_interval(wins - beaten, prompts, seed) if probe.over == "rejected" else None
         told.append(
             {
                 "name": name,
                 "over": probe.over,
-                "wins": {"estimate": share.estimate, "low": share.low, "high": share.high, "units": share.num_units},
+                "wins": _dict(share),
                 "refused": int(np.isnan(scored).sum()),
-                "rise": None if rise is None else {"estimate": rise.estimate, "low": rise.low, "high": rise.high, "units": rise.num_units},
+                "rise": None if rise is None else _dict(rise),
             }
         )
     return told
+
+
+def _dict(interval: Interval) -> dict[str, Any]:
+    return {"estimate": interval.estimate, "low": interval.low, "high": interval.high, "units": interval.num_units}
 
 
 def _beats(one_B: Array, other_B: Array) -> Array:

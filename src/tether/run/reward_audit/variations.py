@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tether.rewards.features import answer_text
 from tether.types import Comparison, Message
 
-__all__ = ["PARAPHRASES", "PROBES", "Probe", "as_answer", "paraphrase", "probe_texts", "question_of"]
+__all__ = ["PARAPHRASES", "PROBES", "STRANGE", "Probe", "as_answer", "paraphrase", "probe_texts", "question_of"]
 
 Text = str | tuple[Message, ...]
 
@@ -80,6 +80,23 @@ PROBES: Mapping[str, Probe] = {
     "rejected, injection first": Probe(lambda question, chosen, rejected: _INJECTION + rejected, "rejected"),
 }
 """What a policy under optimisation finds sooner or later."""
+
+
+STRANGE: Mapping[str, tuple[str, str, str, str]] = {
+    "another language": (
+        "Das ist eine gute Frage, aber ich kann dir leider nicht genau sagen, wie lange es dauert.",
+        "Zuerst schneidest du die Zwiebeln klein und brätst sie in etwas Butter an, bis sie weich sind.",
+        "Am besten fragst du deine Nachbarin, ob sie dir morgen früh beim Umzug helfen kann.",
+        "Die Katze schläft gern auf dem warmen Fensterbrett, weil dort am Nachmittag die Sonne scheint.",
+    ),
+    "code": (
+        "def add(a, b):\n    return a + b\n\nprint(add(2, 3))",
+        "for (int i = 0; i < n; i++) {\n    sum += x[i] * y[i];\n}\nreturn sum;",
+        "SELECT name, age FROM people WHERE age > 30 ORDER BY name LIMIT 10;",
+        "import json\nwith open(path) as file:\n    rows = [json.loads(line) for line in file]",
+    ),
+}
+"""Answers that a model trained on English prose knows nothing about: an audit tells how many of them it would notice."""
 
 
 def question_of(prompt: Text) -> str:

@@ -1,0 +1,84 @@
+"""Does the place of an answer on the judges' page decide what they say, and is that in the labels? A reward model reads one answer at a
+time and cannot see a place: what its agreement with the judgements owes to the place, the judgements owe to it.
+
+With x = +1 where the preferred answer was shown first (left, or above) and -1 where it was second:
+
+    judges   log-odds of preferring an answer  = b (+1 shown first, -1 shown second)
+    model    log-odds of agreeing with a word  = a + c x
+
+Sides drawn at random and judges who do not lean: b = c = 0. Judges who lean to the first answer: b > 0, and c < 0, for words that the place
+decided are words that no reading of the texts predicts. c > 0 cannot come from judges: the texts then tell the place, as they do where
+one kind of answer was always shown on one side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tether.run.reward_audit.figures import log_odds, share_interval
+from tether.run.reward_audit.judged import Judged, interval_dict
+from tether.run.reward_audit.pairs import SHOWN_FIRST
+from tether.run.reward_audit.votes import Vote
+
+__all__ = ["against_single_judgements", "position", "side_of"]
+
+Array = NDArray[np.float64]
+
+
+def position(judged: Judged) -> dict[str, Any] | None:
+    """None where nothing says which answer was shown first. ``judgements``: single ones of a database, else rows with the share of them.
+
+    ``first_won``: how often the answer that was shown first was preferred; ``judges``: b, ``model``: c of the module's docstring.
+    """
+    won, first, at = _observations(judged)
+    if not len(won):
+        return None
+    x = 2 * first - 1
+    cluster = [judged.cluster[k] for k in at]
+    (lean,) = log_odds(["shown first"], x[:, None], won, cluster)
+    agrees = np.where(won > 0.5, judged.preferred_B[at], 1 - judged.preferred_B[at])
+    shown = np.where(won > 0.5, x, -x)  # of the preferred answer
+    known = won != 0.5
+    design = np.column_stack([np.ones(int(known.sum())), shown[known]])
+    model = log_odds(["agreement", "preferred answer shown first"], design, agrees[known], [cluster[k] for k in np.flatnonzero(known)])[1]
+    first_won = won * first + (1 - won) * (1 - first)
+    return {
+        "source": "single judgements of the database" if judged.votes else f"the column {SHOWN_FIRST}",
+        "judgements": len(won),
+        "first_won": interval_dict(share_interval(first_won, cluster)),
+        "judges": asdict(lean),
+        "model": asdict(model),
+    }
+
+
+def _observations(judged: Judged) -> tuple[Array, Array, NDArray[np.intp]]:
+    """(chance that chosen won, share in which it was shown first, pair), one row a decided judgement, or a pair of a file."""
+    if judged.votes:
+        told = [(vote.outcome > 0, vote.chosen_first, at) for at, votes in enumerate(judged.votes) for vote in votes if vote.outcome]
+    else:
+        shares = [row.get(SHOWN_FIRST) for row in judged.rows]
+        told = [(judged.label_B[at], share, at) for at, share in enumerate(shares) if share is not None]
+    won, first, at = (np.array([row[k] for row in told], dtype=float) for k in range(3))
+    return won, first, at.astype(np.intp)
+
+
+def against_single_judgements(judged: Judged) -> dict[str, Any] | None:
+    """How often it agrees with a single decided judgement, which is what the ceiling is about; None without single judgements."""
+    told = [(vote.outcome, at) for at, votes in enumerate(judged.votes) for vote in votes if vote.outcome]
+    if not told:
+        return None
+    agrees = np.array([judged.preferred_B[at] if outcome > 0 else 1 - judged.preferred_B[at] for outcome, at in told])
+    return interval_dict(share_interval(agrees, [judged.cluster[at] for _, at in told]))
+
+
+def side_of(row_share: Any, votes: Sequence[Vote]) -> str:
+    """Which answer of a pair was shown first, in words, for a table."""
+    share = np.mean([vote.chosen_first for vote in votes]) if votes else row_share
+    if share is None:
+        return "not known"
+    return {0.0: "rejected shown first", 1.0: "chosen shown first"}.get(float(share), "both orders")

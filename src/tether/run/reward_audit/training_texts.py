@@ -1,0 +1,81 @@
+"""Answers that a reward model was trained on, found by the configuration of the run whose folder it lies in."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tether.config import RunConfig
+from tether.errors import TetherError
+from tether.models.reward import RewardModel
+from tether.records import read_judgements
+from tether.rewards.seen import was_seen
+from tether.run.sources import comparison_rows
+from tether.types import Comparison, Message, Ranking
+
+__all__ = ["LEAST", "AnswerTo", "TrainingTexts", "training_texts"]
+
+Text = str | tuple[Message, ...]
+AnswerTo = tuple[Text, Text]
+"""(prompt, answer)."""
+LEAST = 60
+"""Answers that a limit is set by: with fewer, an order statistic for 2.5 % says too little."""
+_FIT, _LIMIT = 320, 200  # most answers that are read
+
+
+@dataclass(frozen=True)
+class TrainingTexts:
+    """``fit``: answers to training prompts. ``limit``: in-distribution answers that are not among them; ``limit_from`` says which."""
+
+    fit: tuple[AnswerTo, ...]
+    limit: tuple[AnswerTo, ...]
+    source: str
+    limit_from: str
+
+
+def training_texts(path: str, model: RewardModel, seed: int = 0) -> TrainingTexts | str:
+    """The texts, or the reason why there are none, as the end of a sentence: the folder is not of a run of ours, its data are gone or
+    others now, or there are too few."""
+    folder = Path(path).expanduser().absolute()
+    settings, seen = folder.parent / "config.json", frozenset(str(model.fitted_to.get("prompts") or "").split())
+    if not seen or not settings.is_file():
+        return "it does not lie in the folder of a run of ours, which would say what it was trained on"
+    try:
+        told = RunConfig.model_validate(json.loads(settings.read_text("utf-8")))
+        if told.reward_model is None:
+            return f"{settings} has no section reward_model"
+        source = told.reward_model.data
+        rows = comparison_rows(source).rows
+        records = read_judgements(rows.rows, rows.source)
+    except (TetherError, ValueError, OSError) as error:
+        return f"the data of its run cannot be read ({str(error).splitlines()[0][:160]})"
+    if rows.sha256 != model.fitted_to.get("data_sha256"):
+        return f"{source.path} is no longer what it was trained on (another SHA-256)"
+    answers = _answers(records)
+    training = [one for one in answers if was_seen(one[0], seen)]
+    held_out = [one for one in answers if not was_seen(one[0], seen)]
+    where = "held-out answers of its run"
+    if len(held_out) < LEAST:
+        prompts = list(dict.fromkeys(prompt for prompt, _ in training))
+        apart = set(random.Random(seed).sample(prompts, len(prompts) // 5))
+        held_out, training = [a for a in training if a[0] in apart], [a for a in training if a[0] not in apart]
+        where = "answers to a fifth of its training prompts, left out of the fit"
+    if min(len(held_out), len(training)) < LEAST:
+        return f"its data have {len(answers)} different answers, too few to set a limit by"
+    return TrainingTexts(_some(training, _FIT, seed), _some(held_out, _LIMIT, seed), source.path, where)
+
+
+def _answers(records: Sequence[Comparison | Ranking]) -> list[AnswerTo]:
+    every = [
+        (record.prompt, answer)
+        for record in records
+        for answer in ((record.chosen, record.rejected) if isinstance(record, Comparison) else record.answers)
+    ]
+    return list(dict.fromkeys(every))
+
+
+def _some(texts: Sequence[AnswerTo], most: int, seed: int) -> tuple[AnswerTo, ...]:
+    return tuple(texts if len(texts) <= most else random.Random(seed).sample(list(texts), most))
