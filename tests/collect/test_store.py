@@ -45,8 +45,8 @@ def test_what_is_not_ours_is_refused(tmp_path):
     foreign.execute("CREATE TABLE tether_meta (key TEXT)")
     foreign.commit()
     foreign.close()
-    for name in ("text.db", "foreign.db"):
-        with pytest.raises(StoreError, match="no database of judgements"):
+    for name, told in (("text.db", "no database of judgements"), ("foreign.db", "a SQLite database of something else")):
+        with pytest.raises(StoreError, match=told):
             Store.open(tmp_path / name)
     with pytest.raises(StoreError, match="no such file"):
         Store.open(tmp_path / "absent.db")
