@@ -48,6 +48,7 @@ def test_kl_bandit_closed_forms():
     assert figures["expected_reverse"] == pytest.approx([4.999, 4.961, 4.621, 3.944, 3.315], abs=5e-4)
 
 
+@pytest.mark.slow
 def test_kl_bandit_exact_gradients_reach_the_optimum_that_belongs_to_their_tether():
     figures = kl_bandit.run().figures
     assert set(figures["error"]) == {"k1_reward", "k2_loss", "k3_corrected_loss", "k3_loss"}

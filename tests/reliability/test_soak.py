@@ -62,6 +62,7 @@ def check_counts(gauge: Gauge, before: int) -> None:
     assert children() == before
 
 
+@pytest.mark.slow
 def test_k1_r15_short(tmp_path):
     before = children()
     gauge = soak(tmp_path, 150)

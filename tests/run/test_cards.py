@@ -72,9 +72,9 @@ def test_a_card_tells_the_kl_the_score_and_the_gain_with_intervals(folder):
     text = (folder / "rl.ppo" / "README.md").read_text(encoding="utf-8")
     evaluation = json.loads((folder / "evaluation.json").read_text())
     row, gain = evaluation["policies"][1], evaluation["gains"][0]
-    assert f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" in text
-    assert f"{gain['difference']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]" in text
-    assert f"KL(policy || start) {row['kl_sequence_sum_nats']:.3f} nats per answer" in text
+    assert f"{row['mean']:z.3f} [{row['low']:z.3f}, {row['high']:z.3f}]" in text
+    assert f"{gain['difference']:+z.3f} [{gain['low']:+z.3f}, {gain['high']:+z.3f}]" in text
+    assert f"KL(policy || start) {row['kl_sequence_sum_nats']:z.3f} nats per answer" in text
     assert evaluation["prompts_sha256"] in text
     assert "| `kl.beta` |" in text
 

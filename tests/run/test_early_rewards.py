@@ -58,7 +58,7 @@ class Judge:
 
 def judged_by(patch, workers: int) -> None:
     """The configuration's length reward is the judge; ``workers`` 0 asks it afterwards. Two of the few answers of a step may fail."""
-    patch.setattr(build, "build_part", lambda kind, params, reward_model: Judge(early_workers=workers, **params))
+    patch.setattr(build, "build_part", lambda kind, params, **_: Judge(early_workers=workers, **params))
     patch.setattr(Rubric.score, "__defaults__", (1.0, None))
 
 

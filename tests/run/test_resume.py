@@ -76,7 +76,13 @@ def test_a_stage_that_crashed_goes_on_as_if_nothing_had_happened(unbroken, kind,
     assert not (folder / "checkpoints" / stage).exists()
 
 
-@pytest.mark.parametrize("kind", sorted({*ONLINE, *DIRECT} - set(TRAINERS)))
+# One of each family here, all the others in the slow suite.
+_QUICK = {"rloo", "gspo", "vapo", "orpo", "kto"}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[] if k in _QUICK else pytest.mark.slow) for k in sorted({*ONLINE, *DIRECT} - set(TRAINERS))]
+)
 def test_so_does_every_other_algorithm(unbroken, kind, tmp_path):
     whole, stage, _ = unbroken(kind)
     config = config_of(kind, tmp_path)

@@ -49,7 +49,11 @@ def train(kind, log, steps=12, **settings):
     return [r["reward/lower"] for r in rounds], [r["kl_k1_token"] for r in rounds]
 
 
-@pytest.mark.parametrize("kind", [*ACTOR_CRITIC, *CRITIC_FREE])
+# One of each family here, all the others in the slow suite.
+_QUICK = {"ppo", "grpo", "rloo", "reinforce_pp", "cispo"}
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[] if k in _QUICK else pytest.mark.slow) for k in (*ACTOR_CRITIC, *CRITIC_FREE)])
 def test_it_learns_and_a_larger_beta_ends_nearer_to_the_reference(kind, tmp_path):
     reward, loose = train(kind, tmp_path / "preset.jsonl")
     assert loose[0] == pytest.approx(0, abs=1e-6)
