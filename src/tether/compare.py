@@ -1,7 +1,6 @@
 """Runs on the same held-out prompts against each other: is one really better, and was it bought with KL? No torch here.
 
-    print(as_text(compare(["runs/a", "runs/b"])))
-    print(as_text(compare(["runs/a:ppo", "runs/a:grpo"])))
+    print(as_text(compare(["runs/a", "runs/b"])))     or ["runs/a:ppo", "runs/a:grpo"]
 
 Runs of one recipe (the same configuration but for name and seed) are one group. The first group is what the others are held against.
 """
@@ -19,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from tether.errors import RunError
+from tether.files import refuse_altered
 from tether.stats import Interval, holm, paired_bootstrap, permutation_p_value
 
 __all__ = ["Compared", "Comparison", "Evaluated", "Group", "as_json", "as_text", "compare"]
 
 _KL_MARGIN = 1.25  # KL of two runs of one recipe differs by about a fifth between seeds
-_NOT_RECIPE = ("name", "output", "seed", "checkpoint", "report_to", "checks")
-"""Parts of a configuration that may differ between runs of one recipe."""
+_NOT_RECIPE = ("name", "output", "seed", "checkpoint", "report_to", "checks")  # may differ between runs of one recipe
 
 
 @dataclass(frozen=True)
@@ -117,6 +116,7 @@ def _read(word: str) -> list[Evaluated]:
     path, colon, policy = word.rpartition(":")
     folder, wanted = (Path(path), policy) if colon and not Path(word).is_dir() else (Path(word), None)
     evaluation, config = _json(folder / "evaluation.json"), _json(folder / "config.json")
+    refuse_altered(evaluation, folder / "evaluation.json")
     rows = {str(row["name"]): row for row in evaluation["policies"]}
     if wanted is not None and wanted not in rows:
         raise RunError(f"compare: {folder} evaluated no policy {wanted!r}; it has {', '.join(rows)}")

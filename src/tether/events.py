@@ -25,8 +25,11 @@ __all__ = ["EventLog", "read_events", "settled"]
 _LOG = logging.getLogger(__name__)
 
 
+_WORDS = frozenset({"message", "warning"})
+
+
 class EventLog:
-    """Writes events. State: the open file."""
+    """Writes events. State: the open file, and what waits for the first deed (``begin``)."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -34,6 +37,13 @@ class EventLog:
         _drop_cut_line(self.path)
         self._file = self.path.open("a", encoding="utf-8")
         self._listeners: list[Callable[[dict[str, Any]], object]] = []
+        self._waiting: list[dict[str, Any]] | None = None
+
+    def begin(self, kind: str, **fields: Any) -> None:
+        """An event that is written, with the words after it, before the first event that is more than words. What is refused before it did
+        anything leaves the log as it was.
+        """
+        self._waiting = [_record(kind, fields)]
 
     def listen(self, listener: Callable[[dict[str, Any]], object]) -> None:
         """From now on ``listener`` gets every event after it was written. It must not raise and may itself write an event."""
@@ -43,7 +53,16 @@ class EventLog:
         """Append one event. ``metrics`` must hold registered names; non-finite numbers are written as strings ("nan")."""
         for name in fields.get("metrics", {}):
             describe(name)
-        record = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind, **fields}
+        record = _record(kind, fields)
+        if self._waiting is not None:
+            self._waiting.append(record)
+            if kind in _WORDS:
+                return
+        waiting, self._waiting = self._waiting, None
+        for one in waiting or [record]:
+            self._append(one)
+
+    def _append(self, record: dict[str, Any]) -> None:
         try:
             self._file.write(json.dumps(_encode(record), ensure_ascii=False, allow_nan=False) + "\n")
             self._file.flush()
@@ -118,6 +137,10 @@ def _drop_cut_line(path: Path) -> None:
     if data and not data.endswith(b"\n"):
         with path.open("r+b") as file:
             file.truncate(data.rfind(b"\n") + 1)
+
+
+def _record(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    return {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind, **fields}
 
 
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

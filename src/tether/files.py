@@ -6,13 +6,21 @@ Every file and folder that Tether relies on after a crash is written through her
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-__all__ = ["free_bytes", "sync_file", "sync_folder", "temporary_beside", "write_atomic", "write_atomic_bytes"]
+from tether.errors import RunError
+
+__all__ = [
+    "free_bytes", "is_altered", "refuse_altered", "sealed", "sync_file", "sync_folder", "temporary_beside", "write_atomic",
+    "write_atomic_bytes",
+]  # fmt: skip
 
 _TEMPORARY = ".tmp-"
 
@@ -97,3 +105,25 @@ def free_bytes(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
+
+
+def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with the SHA-256 of the rest of it in its field "sha256"."""
+    return {**data, "sha256": _seal(data)}
+
+
+def is_altered(data: Mapping[str, Any]) -> bool:
+    """True where an object is not what was ``sealed``. One without the field (written before there was one) is taken as it is."""
+    return data.get("sha256") not in {None, _seal(data)}
+
+
+def refuse_altered(data: Mapping[str, Any], path: Path) -> None:
+    """Raises RunError where the evaluation of a run, read from ``path``, is altered."""
+    if is_altered(data):
+        raise RunError(f"{path} is damaged: it does not match its own SHA-256; put it back from a copy, or delete it and resume "
+                       f"(`tether resume {path.parent}`), which evaluates again")  # fmt: skip
+
+
+def _seal(data: Mapping[str, Any]) -> str:
+    told = {key: value for key, value in data.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+from pathlib import Path
 
 import pytest
 from small_runs import Crash, CrashAt, assert_same, make_config, sections_of
 
-from tether.config import RunConfig
+from tether.compare import compare
+from tether.config import ModelConfig, RunConfig
 from tether.errors import RunError
 from tether.events import EventLog, read_events
+from tether.report.read import read_run
+from tether.run.candidates import find_candidates
 from tether.run.pipeline import run
 
 
@@ -72,8 +76,61 @@ def test_a_damaged_evaluation_is_named(tmp_path):
         target.write_text(damaged)
         with pytest.raises(RunError, match=r"evaluation\.json is damaged.*delete it and resume"):
             run(config)
+    # The last of them is whole JSON: no other reader believes it either.
+    with pytest.raises(RunError, match=r"evaluation\.json is damaged: it does not match its own SHA-256"):
+        compare([config.folder, f"{config.folder}:start"])
+    record = read_run(config.folder)
+    assert record.evaluation is None
+    assert [problem for problem in record.problems if "evaluation.json does not match its own SHA-256" in problem]
+    assert record.state == "finished"
     target.write_text(whole)
     run(config)
+    assert read_run(config.folder).evaluation is not None
+
+
+@pytest.mark.parametrize("harm", ["weights", "data", "evaluation"])
+def test_a_refused_resume_leaves_log_and_state_as_they_were(tmp_path, harm):
+    sections = sections_of("sft", tmp_path)[0]
+    held = {"prompts": {"path": str(tmp_path / "prompts.jsonl")}, "sampling": {"max_new_tokens": 4}}
+    config = RunConfig.model_validate(make_config(tmp_path, **sections) | {"evaluate": held})
+    run(config)
+    if harm == "weights":
+        flip(config.folder / "sft" / "model.safetensors")
+    elif harm == "data":
+        data = Path(sections["sft"]["data"]["path"])
+        data.write_text("\n".join(data.read_text().splitlines()[:-1]) + "\n")
+    else:
+        (config.folder / "evaluation.json").write_text("[]")
+    events = (config.folder / "events.jsonl").read_bytes()
+    with pytest.raises(RunError):
+        run(config)
+    assert (config.folder / "events.jsonl").read_bytes() == events
+    assert read_run(config.folder).state == "finished"
+
+
+def test_a_damaged_policy_is_not_evaluated(tmp_path):
+    config = RunConfig.model_validate(make_config(tmp_path, **sections_of("sft", tmp_path)[0]))
+    run(config)
+    for name in (config.folder, config.folder / "sft"):
+        found = find_candidates([str(name)], ModelConfig())
+        assert [candidate.load() for candidate in found]
+    flip(config.folder / "sft" / "model.safetensors")
+    for name in (config.folder, config.folder / "sft"):
+        with pytest.raises(RunError, match=r"sft is damaged: model\.safetensors is not what the finished stage wrote"):
+            [candidate.load() for candidate in find_candidates([str(name)], ModelConfig())]
+
+
+def test_a_log_that_was_cut_is_said_by_the_run_and_its_report(finished):
+    run(finished)
+    events = finished.folder / "events.jsonl"
+    lines = events.read_bytes().splitlines(keepends=True)
+    last = next(n for n, line in enumerate(lines) if b'"kind": "stage_finished"' in line and b"direct.d" in line)
+    events.write_bytes(b"".join(lines[:last]) + lines[last][:20])
+    assert "events.jsonl lacks the end of direct.d: it was cut, and what is gone is missing here" in read_run(finished.folder).problems
+    run(finished)
+    said = [event["text"] for event in read_events(events) if event["kind"] == "warning"]
+    assert f"{events} lacks the end of direct.d: it was cut or removed, and what is gone is missing from the report" in said
+    assert any("lacks the end of direct.d" in problem for problem in read_run(finished.folder).problems)
 
 
 def test_a_lost_log_is_said_and_changes_nothing_else(finished, tmp_path_factory):
@@ -83,7 +140,7 @@ def test_a_lost_log_is_said_and_changes_nothing_else(finished, tmp_path_factory)
     run(finished)
     warnings = [event["text"] for event in read_events(events) if event["kind"] == "warning"]
     assert len(warnings) == 2
-    assert "events.jsonl is gone: what finished stages logged is missing from the report" in warnings.pop(0)
+    assert "events.jsonl lacks the end of sft: it was cut or removed, and what is gone is missing from the report" in warnings.pop(0)
     assert "lacks 4 of the 4 steps up to the checkpoint, the first of them 1" in warnings[0]
     weights = (finished.folder / "direct.d" / "model.safetensors").read_bytes()
     events.write_text(kept + events.read_text())

@@ -285,14 +285,14 @@ def a_run(folder, *finished, **stages):
     (folder / "environment.json").write_text("{}")
     for stage in finished:
         (folder / stage).mkdir()
-        (folder / stage / "stage.json").write_text("{}")
+        (folder / stage / "stage.json").write_text('{"made_from": "", "summary": {}}')
     return folder
 
 
 def test_an_unfinished_run_says_what_it_lacks(tmp_path, held):
     run_folder = a_run(tmp_path / "half")
     other_tiny(run_folder / "rl.one", 1)
-    (run_folder / "rl.one" / "stage.json").write_text("{}")
+    (run_folder / "rl.one" / "stage.json").write_text('{"made_from": "", "summary": {}}')
     said = []
     found = evaluate_models([str(run_folder)], section(held), COMPUTE, say=said.append)
     assert [p["name"] for p in found["policies"]] == ["half/start", "half/rl.one"]

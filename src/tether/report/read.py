@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.errors import RunError
+from tether.files import is_altered
 from tether.report.evaluation import EvaluationRecord, GainRecord, PolicyRecord, Sample, read_evaluation, read_sample
 from tether.report.history import Alert, Moment, read_alerts, read_history
 from tether.report.plain import number, whole
@@ -123,6 +124,10 @@ def read_run(folder: str | Path) -> RunRecord:
         raise RunError(f"{path} {found}: expected a folder with config.json and events.jsonl of a run, e.g. runs/quickstart")
     events = list(_events(path / "events.jsonl", problems))
     evaluation = _object(_text(path / "evaluation.json", []), "evaluation.json", problems)
+    if is_altered(evaluation):
+        evaluation = {}
+        problems.append("evaluation.json does not match its own SHA-256: it was altered or damaged, and its figures are left out. Put it "
+                        "back from a copy, or delete it and `tether resume`, which evaluates again")  # fmt: skip
     return RunRecord(
         folder=path,
         name=str(config.get("name") or path.resolve().name),
@@ -206,6 +211,9 @@ def _stages(
     for event in events:
         _take(drafts, event)
     markers = {path.parent.name: path for path in sorted(folder.glob("*/stage.json"))}
+    ended = {str(event.get("stage")) for event in events if event.get("kind") == "stage_finished"}
+    if events and (lost := [name for name in markers if name not in ended]):
+        problems.append(f"events.jsonl lacks the end of {', '.join(lost)}: it was cut, and what is gone is missing here")
     for name in markers:
         drafts.setdefault(name, _Draft())
     return tuple(_stage(name, draft, markers.get(name), problems) for name, draft in drafts.items())

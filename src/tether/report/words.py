@@ -164,7 +164,7 @@ def _tether(run: RunRecord) -> Iterator[str]:
     for policy in run.evaluation.policies[1:] if run.evaluation else ():
         yield (
             f"KL({policy.name} || reference), k1 on its own held-out answers: "
-            f"{number(policy.kl_token)} nats per token, {number(policy.kl_sequence)} nats per sequence."
+            f"{number(policy.kl_token)} nats per token, {number(policy.kl_sequence)} nats per sequence{_below_zero(policy.kl_sequence)}."
         )
     for stage in run.rl_stages if run.evaluation is None else ():
         token, sequence = number(stage.last("kl_k1_token")), number(stage.last("kl_k1_sequence"))
@@ -175,6 +175,10 @@ def _tether(run: RunRecord) -> Iterator[str]:
             f"KL({stage.short} || reference), k1 at the last logged step, on training prompts: "
             f"{token} nats per token, {sequence} nats per sequence."
         )
+
+
+def _below_zero(kl: float) -> str:
+    return " (a KL is never negative: this is the chance of the answers that were drawn)" if kl < 0 else ""
 
 
 def _reward_model(run: RunRecord) -> Iterator[str]:

@@ -18,6 +18,7 @@ from tether.models.policy import Policy
 from tether.models.resolve import resolve_model
 from tether.models.reward import SETTINGS_FILE
 from tether.run.checkpoint import read_checkpoint
+from tether.run.folder import verify_stage
 
 __all__ = ["Candidate", "final_candidates", "find_candidates"]
 
@@ -213,4 +214,5 @@ def _config_of(run: Path) -> RunConfig:
 
 
 def _load(path: Path | str, model: ModelConfig, lora: Any = None) -> Policy:
+    verify_stage(Path(path))
     return Policy.load(path, lora=lora, local_files_only=model.local_files_only, trust_remote_code=model.trust_remote_code)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tether.data.load import load_rows
 from tether.errors import RunError
-from tether.files import write_atomic
+from tether.files import refuse_altered, sealed, write_atomic
 from tether.models.reference import Reference
 from tether.records import read_prompts
 from tether.report.evaluation import GainRecord
@@ -18,7 +18,7 @@ from tether.rewards.build import build_part, build_rubric
 from tether.rewards.rubric import Rubric
 from tether.run.context import Context, load_policy, load_scorer, sampler_for, stage_hashes
 from tether.run.evaluate import EvaluatedPolicy, evaluate_policy, gain, proxy_gain
-from tether.run.folder import set_aside, sha256_text
+from tether.run.folder import set_aside
 from tether.run.provenance import provenance_of
 from tether.run.scorer import scorer_loader
 
@@ -31,17 +31,11 @@ def _finished(target: Path) -> dict[str, Any] | None:
         return None
     try:
         done = json.loads(target.read_text(encoding="utf-8"))
-        told = done.pop("sha256", None)
+        refuse_altered(done, target)
+        done.pop("sha256", None)
     except (ValueError, AttributeError, TypeError) as error:
         raise RunError(f"{target} is damaged ({error}): delete it and resume, which evaluates again") from error
-    if told not in {None, _digest(done)}:  # None: written before the hash was
-        raise RunError(f"{target} is damaged: it does not match its own SHA-256; put it back from a copy, or delete it and resume, which "
-                       "evaluates again")  # fmt: skip
     return done
-
-
-def _digest(evaluation: Mapping[str, Any]) -> str:
-    return sha256_text(json.dumps(evaluation, sort_keys=True))
 
 
 def evaluate_stage(context: Context, start: Path, policies: Mapping[str, Path], reward_model: Path | None) -> dict[str, Any] | None:
@@ -85,7 +79,7 @@ def evaluate_stage(context: Context, start: Path, policies: Mapping[str, Path], 
         "proxy_gains": [_gain_row(found) for r in results[1:] if (found := proxy_gain(results[0], r, context.config.seed)) is not None],
     }
     evaluation = json.loads(json.dumps(evaluation))  # what a reader finds: names as text, tuples as lists
-    write_atomic(target, json.dumps({**evaluation, "sha256": _digest(evaluation)}, indent=2) + "\n")
+    write_atomic(target, json.dumps(sealed(evaluation), indent=2) + "\n")
     for result, found in zip(results[1:], gains, strict=True):
         recorder.message(_in_words(results[0], result, found))
     recorder.finish({"prompts": len(prompts)})

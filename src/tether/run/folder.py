@@ -22,9 +22,10 @@ from typing import Any
 
 from tether.config import RunConfig, resolved_json
 from tether.errors import RunError
+from tether.events import read_events
 from tether.files import write_atomic
 
-__all__ = ["RunFolder", "set_aside", "sha256_text", "source_sha256"]
+__all__ = ["RunFolder", "set_aside", "sha256_text", "source_sha256", "verify_stage"]
 
 _MAKING = frozenset({"model", "compute", "seed", "sft", "reward_model", "rl", "direct", "evaluate"})
 """Parts of a configuration that stages are made from."""
@@ -49,15 +50,16 @@ class RunFolder:
         except OSError as error:
             raise self._unusable(error) from error
 
-    def take_over(self) -> bool:
-        """Write what the run is, once nothing speaks against it. True where stages are finished whose log is gone."""
+    def take_over(self) -> list[str]:
+        """Write what the run is, once nothing speaks against it. Returns the finished stages whose end the log lacks."""
         try:
-            lost_log = any(self.path.glob("*/stage.json")) and not (self.path / "events.jsonl").exists()
+            told = {str(event.get("stage")) for event in read_events(self.path / "events.jsonl") if event["kind"] == "stage_finished"}
+            lost = sorted({marker.parent.name for marker in self.path.glob("*/stage.json")} - told)
             write_atomic(self.path / "config.json", self.config_text)
             write_atomic(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
         except OSError as error:
             raise self._unusable(error) from error
-        return lost_log
+        return lost
 
     def _unusable(self, error: OSError) -> RunError:
         return RunError(f"{self.path} cannot be used as a run folder ({error}); choose another output=... or name=...")
@@ -77,18 +79,7 @@ class RunFolder:
         return None if record is None else record["made_from"]
 
     def _record(self, name: str) -> dict[str, Any] | None:
-        """What ``finish`` wrote. Raises RunError where it cannot be read."""
-        marker = self.stage(name) / "stage.json"
-        if not marker.exists():
-            return None
-        try:
-            record = json.loads(marker.read_text(encoding="utf-8"))
-            if isinstance(record["made_from"], str) and isinstance(record["summary"], dict):
-                return record
-            reason = "fields of another kind"
-        except (ValueError, KeyError, TypeError) as error:
-            reason = type(error).__name__
-        raise RunError(f"{marker} is damaged ({reason}): {_repeat(self.stage(name))}")
+        return _stage_record(self.stage(name))
 
     def stage(self, name: str) -> Path:
         """Folder of a stage."""
@@ -115,13 +106,33 @@ class RunFolder:
 
     def verify(self, name: str) -> None:
         """Compare the files of a finished stage with their hashes. Raises RunError naming those that are gone or changed."""
-        record, folder = self._record(name), self.stage(name)
-        told = {} if record is None else record.get("files", {})
-        found = _hashes(folder)
-        if wrong := sorted(file for file, digest in told.items() if found.get(file) != digest):
-            gone = any(file not in found for file in wrong)
-            what = "is not there" if gone else "is not what the finished stage wrote (SHA-256 differs)"
-            raise RunError(f"{folder} is damaged: {', '.join(wrong)} {what}: {_repeat(folder)}")
+        verify_stage(self.stage(name))
+
+
+def verify_stage(folder: Path) -> None:
+    """``RunFolder.verify`` of any folder; one that is no finished stage of a run has nothing to compare."""
+    record = _stage_record(folder)
+    told = {} if record is None else record.get("files", {})
+    found = _hashes(folder) if told else {}
+    if wrong := sorted(file for file, digest in told.items() if found.get(file) != digest):
+        gone = any(file not in found for file in wrong)
+        what = "is not there" if gone else "is not what the finished stage wrote (SHA-256 differs)"
+        raise RunError(f"{folder} is damaged: {', '.join(wrong)} {what}: {_repeat(folder)}")
+
+
+def _stage_record(folder: Path) -> dict[str, Any] | None:
+    """What ``finish`` wrote. Raises RunError where it cannot be read."""
+    marker = folder / "stage.json"
+    if not marker.exists():
+        return None
+    try:
+        record = json.loads(marker.read_text(encoding="utf-8"))
+        if isinstance(record["made_from"], str) and isinstance(record["summary"], dict):
+            return record
+        reason = "fields of another kind"
+    except (ValueError, KeyError, TypeError) as error:
+        reason = type(error).__name__
+    raise RunError(f"{marker} is damaged ({reason}): {_repeat(folder)}")
 
 
 def _repeat(folder: Path) -> str:

@@ -121,14 +121,14 @@ def _run(
     folder = RunFolder(config, stage_hashes(config), fresh=fresh)
     if not accept_changes:
         refuse_other_settings(config, folder)
-    lost_log = folder.take_over()
+    lost = folder.take_over()
     log = EventLog(folder.path / "events.jsonl")
     if acknowledge and (seen := acknowledge_alarms(folder.path / "alarms")):
         log.write("alarms_acknowledged", alarms=seen)
-    log.write("run_started", name=config.name, config_sha256=sha256_text(folder.config_text))
+    log.begin("run_started", name=config.name, config_sha256=sha256_text(folder.config_text))
     warnings.keep_in(log)
-    if lost_log:
-        warnings.say(f"{log.path} is gone: what finished stages logged is missing from the report")
+    if lost:
+        warnings.say(f"{log.path} lacks the end of {', '.join(lost)}: it was cut or removed, and what is gone is missing from the report")
     mirror = Mirror(config.report_to, config.name, folder.path, config.model_dump(mode="json"))
     log.listen(mirror)
     context = Context(config, folder, log, observer, compute, warnings, stop, accept_changes)
