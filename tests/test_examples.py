@@ -57,7 +57,7 @@ def test_dpo_learns_the_preference_and_a_stronger_tether_holds_it_nearer():
     assert example.main(steps=3, seed=1) == example.main(steps=3, seed=1)
 
 
-@pytest.mark.parametrize("name", ["grpo_loop", "ppo_loop"])
+@pytest.mark.parametrize("name", [pytest.param("grpo_loop", marks=pytest.mark.slow), "ppo_loop"])
 def test_online_example_learns_and_a_stronger_tether_holds_it_nearer(name: str):
     example = _load(name)
     rewards, kl = example.main(steps=14, beta=0.02)
@@ -66,7 +66,7 @@ def test_online_example_learns_and_a_stronger_tether_holds_it_nearer(name: str):
     assert 0 < tethered_kl < 0.7 * kl
 
 
-@pytest.mark.parametrize("name", ["grpo_loop", "ppo_loop"])
+@pytest.mark.parametrize("name", ["grpo_loop", pytest.param("ppo_loop", marks=pytest.mark.slow)])
 def test_online_example_repeats_itself(name: str):
     example = _load(name)
     assert example.main(steps=3, seed=1) == example.main(steps=3, seed=1)

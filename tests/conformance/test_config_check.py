@@ -82,8 +82,9 @@ def only_failure(verdict: ConfigVerdict) -> Any:
         ("ppo", {}),
         ("ppo", {"kl": {"beta": 0.0, "reference_pass": False}}),
         ("ppo", {"critic": "separate", "value_pretrain_steps": 2, "minibatches": 2, "target_kl": 1e-6}),
-        *((kind, {}) for kind in ("vapo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "remax")),
-        *((kind, {}) for kind in ("gspo", "cispo", "gmpo", "opo", "gdpo")),
+        *((kind, {}) for kind in ("vapo", "rloo", "reinforce_pp", "gspo")),
+        *(pytest.param(kind, {}, marks=pytest.mark.slow) for kind in ("dr_grpo", "dapo", "reinforce_pp_baseline", "remax")),
+        *(pytest.param(kind, {}, marks=pytest.mark.slow) for kind in ("cispo", "gmpo", "opo", "gdpo")),
     ],
 )
 def test_a_sound_run_passes_every_check(check, kind, settings):

@@ -128,6 +128,7 @@ def test_rule_reward_accuracy_and_dead_groups():
 # ---- no-std ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_std_scale_is_a_learning_rate_without_the_division():
     figures = no_std.run(seeds=400).figures
     small, _, large = figures["best"]["without std"]

@@ -72,7 +72,7 @@ def files_of(folder: Path) -> list[str]:
     return [path.name for path in sorted(folder.glob("rollouts-*.jsonl"))]
 
 
-@pytest.mark.parametrize("kind", ["grpo", "remax", "dapo"])
+@pytest.mark.parametrize("kind", ["grpo", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("remax", "dapo"))])
 def test_a_run_that_asks_early_is_the_run_that_asks_afterwards(kind, tmp_path, monkeypatch):
     folders = {}
     for name, workers in (("after", 0), ("early", 3)):

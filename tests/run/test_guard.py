@@ -132,7 +132,13 @@ ONLINE = [CriticFreeConfig, ActorCriticConfig, OnlineDPOConfig]
 # -- memory ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "cap"), [("sft", 40), ("reward_model", 90), ("dpo", 90), ("kto", 60), ("grpo", 60), ("ppo", 60)])
+@pytest.mark.parametrize(
+    ("kind", "cap"),
+    [
+        ("sft", 40), ("grpo", 60),
+        *(pytest.param(*slow, marks=pytest.mark.slow) for slow in (("reward_model", 90), ("dpo", 90), ("kto", 60), ("ppo", 60))),
+    ],
+)  # fmt: skip
 def test_what_does_not_fit_is_split_and_the_result_is_the_same(kind, cap, tmp_path, monkeypatch):
     (tmp_path / "whole").mkdir()
     (tmp_path / "split").mkdir()
@@ -204,7 +210,7 @@ def test_the_gradient_after_a_repeat_is_that_of_the_same_split(policy, monkeypat
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-7) for a, b in zip(*gradients, strict=True))
 
 
-@pytest.mark.parametrize("kind", ONLINE)
+@pytest.mark.parametrize("kind", [ONLINE[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in ONLINE[1:])])
 def test_a_row_that_does_not_fit_alone_says_what_to_do(kind, policy, monkeypatch):
     passes(monkeypatch, too_large(3))
     before = weights(policy)
@@ -213,7 +219,7 @@ def test_a_row_that_does_not_fit_alone_says_what_to_do(kind, policy, monkeypatch
     assert torch.equal(before, weights(policy))
 
 
-@pytest.mark.parametrize("kind", ["sft", "reward_model", "dpo", "kto"])
+@pytest.mark.parametrize("kind", ["sft", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("reward_model", "dpo", "kto"))])
 def test_a_row_of_a_file_that_does_not_fit_alone_says_what_to_do(kind, tmp_path, monkeypatch):
     passes(monkeypatch, too_large(3))
     with pytest.raises(DoesNotFitError, match="single row"):

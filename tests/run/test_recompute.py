@@ -87,7 +87,7 @@ def recomputes(made):
 _MORE = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("reward_model", "dpo", "kto", "ppo separate", "online_dpo")]
 
 
-@pytest.mark.parametrize("kind", ["sft", "grpo", *_MORE])
+@pytest.mark.parametrize("kind", ["sft", pytest.param("grpo", marks=pytest.mark.slow), *_MORE])
 def test_by_need_equals_from_the_start_bit_for_bit(kind, scarce, tmp_path):
     config, stage = config_of(kind, tmp_path / "by_need", "auto")
     by_need = run(config).folder
@@ -119,6 +119,7 @@ def test_nothing_is_recomputed_while_memory_lasts(tmp_path, monkeypatch):
     assert asked == []
 
 
+@pytest.mark.slow
 def test_the_decision_is_kept_over_an_interruption(scarce, tmp_path):
     whole, stage = config_of("grpo", tmp_path / "whole", "auto")
     unbroken = run(whole).folder
@@ -145,7 +146,7 @@ def test_the_state_of_a_learner_says_so_and_the_setting_has_the_last_word(then, 
     assert recomputes(again) == expected
 
 
-@pytest.mark.parametrize(("choice", "fails_first"), [("auto", True), (True, False)])
+@pytest.mark.parametrize(("choice", "fails_first"), [pytest.param("auto", True, marks=pytest.mark.slow), (True, False)])
 def test_the_functions_for_python_follow_the_setting_too(choice, fails_first, scarce):
     policy = Policy.load(resolve_model("tiny"))
     compute = {"dtype": "float32", "threads": 1, "token_budget": 16, "activation_checkpointing": choice}

@@ -77,7 +77,7 @@ def test_a_stage_that_crashed_goes_on_as_if_nothing_had_happened(unbroken, kind,
 
 
 # One of each family here, all the others in the slow suite.
-_QUICK = {"rloo", "gspo", "vapo", "orpo", "kto"}
+_QUICK = {"rloo", "kto"}
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_so_does_every_other_algorithm(unbroken, kind, tmp_path):
 
 
 @pytest.mark.parametrize("states", ["bfloat16", "int8"])
-@pytest.mark.parametrize("kind", ["sft", "ppo"])
+@pytest.mark.parametrize("kind", ["sft", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_so_do_narrow_optimiser_states(kind, states, tmp_path):
     folders = {}
     for name, crash in (("whole", None), ("broken", 4)):
