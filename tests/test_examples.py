@@ -57,7 +57,8 @@ def test_dpo_learns_the_preference_and_a_stronger_tether_holds_it_nearer():
     assert example.main(steps=3, seed=1) == example.main(steps=3, seed=1)
 
 
-@pytest.mark.parametrize("name", [pytest.param("grpo_loop", marks=pytest.mark.slow), "ppo_loop"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo_loop", "ppo_loop"])
 def test_online_example_learns_and_a_stronger_tether_holds_it_nearer(name: str):
     example = _load(name)
     rewards, kl = example.main(steps=14, beta=0.02)

@@ -250,6 +250,7 @@ def run_folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_strange_answers_are_noticed_and_like_ones_pass_at_the_stated_rate(run_folder, tmp_path):
     pairs = draw_pairs(80, seed=9)  # other answers, to prompts that the run held out
     new = [{"prompt": f"Question {70 + n % 30}?", "chosen": p.chosen, "rejected": p.rejected} for n, p in enumerate(pairs)]

@@ -24,7 +24,8 @@ def turn(content, role="user"):
     return [{"role": role, "content": content}]
 
 
-@pytest.mark.parametrize("ending", ["well", pytest.param("badly", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["well", "badly"])
 def test_s5_canaries_are_nowhere(ending, tmp_path, monkeypatch):
     work, home = tmp_path / "work", tmp_path / "home-CANARYgggg"
     work.mkdir()
