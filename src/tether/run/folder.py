@@ -137,7 +137,7 @@ class RunFolder:
     def _write_record(self, name: str, record: Mapping[str, Any]) -> None:
         """``record`` with what this configuration makes the stage from."""
         made = {"made_from": self._hashes[name], "settings": made_with(name, self._settings)}
-        write_atomic(self.stage(name) / "stage.json", json.dumps({**made, **{k: v for k, v in record.items() if k not in made}}, indent=2) + "\n")
+        write_atomic(self.stage(name) / "stage.json", json.dumps({**record, **made}, indent=2) + "\n")
 
     def verify(self, name: str) -> None:
         """Compare the files of a finished stage with their hashes. Raises RunError naming those that are gone or changed."""
