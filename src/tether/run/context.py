@@ -91,8 +91,8 @@ class Context:
             config.asynchronous,
             config.on_failure == "continue",
             self.config.seed,
-            lambda inputs: inputs | {"settings": as_read_now(inputs.get("settings", {}), self.config)},
-            data_path(section),
+            lambda inputs: {**inputs, "settings": as_read_now(inputs.get("settings", {}), self.config)},
+            data_path(stage_sections(self.config)[name]),
             also or {},
         )
 

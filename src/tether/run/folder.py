@@ -78,12 +78,12 @@ class RunFolder:
             if record is None or record["made_from"] == made_from:
                 continue
             altered |= _hash_or_none(name, stored) not in {None, record["made_from"]}
-            known = [found for found in (record.get("settings"), stored) if _hash_or_none(name, found) == record["made_from"]]
-            if not known:
+            known = next((found for found in (record.get("settings"), stored) if _hash_or_none(name, found) == record["made_from"]), None)
+            if known is None:
                 others.append(name)
                 changed[f"what {name} was made with is not recorded"] = None
                 continue
-            before = made_with(name, known[0])
+            before = made_with(name, known)
             read = as_read_now(before, config)
             if stage_hash(name, read) == made_from:
                 self.earlier[name] = added(before, read)
