@@ -301,6 +301,15 @@ def test_resume_takes_the_stored_configuration_wherever_the_folder_now_lies(star
     assert cli.main(["resume", str(tmp_path)]) == 1
 
 
+def test_resume_of_a_run_whose_configuration_is_gone_says_how_it_comes_back(tmp_path, capsys):
+    assert cli.main(["resume", str(tmp_path)]) == 1
+    assert "is no run: it holds no config.json" in capsys.readouterr().err
+    (tmp_path / "events.jsonl").touch()
+    assert cli.main(["resume", str(tmp_path)]) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"`tether run CONFIG output={tmp_path.parent} name={tmp_path.name}`; what is finished is kept" in told
+
+
 def test_a_run_that_a_signal_ended_says_how_to_go_on(monkeypatch, tmp_path, capsys):
     def stopped(*_: object, **__: object) -> None:
         raise Interrupted(143)

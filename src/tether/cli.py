@@ -108,15 +108,21 @@ def resume(
 
     stored = folder / "config.json"
     if not stored.is_file():
-        raise RunError(f"{folder} is no run: it holds no config.json")
+        if not any(any(folder.glob(pattern)) for pattern in ("*/stage.json", "checkpoints/*", "events.jsonl")):
+            raise RunError(f"{folder} is no run: it holds no config.json")
+        raise RunError(f"{folder} holds no config.json, the run's own copy of its settings: {_bring_back(folder)}")
     try:
         resolved = load_config(stored, [f"output={folder.absolute().parent}", f"name={folder.absolute().name}"])
     except ConfigError as error:
         raise RunError(
-            f"{error}. The run's own copy of its settings is damaged: put it back from a copy, or start the run again with the file it "
-            f"came from, `tether run CONFIG name={folder.name}`; what is finished is kept"
+            f"{error}. The run's own copy of its settings is damaged: {_bring_back(folder)}"
         ) from error
     _run_pipeline(resolved, quiet=quiet, fresh=False, accept_changes=accept_changes, acknowledge=acknowledge)
+
+
+def _bring_back(folder: Path) -> str:
+    again = f"`tether run CONFIG output={folder.absolute().parent} name={folder.absolute().name}`"
+    return f"put it back from a copy, or start the run again with the file it came from, {again}; what is finished is kept"
 
 
 def _run_pipeline(config: Any, *, quiet: bool, fresh: bool, accept_changes: bool, acknowledge: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from small_runs import Crash, CrashAt, assert_same, make_config, sections_of
 
 from tether.compare import compare
 from tether.config import ModelConfig, RunConfig
-from tether.errors import RunError
+from tether.errors import CheckpointError, RunError
 from tether.events import EventLog, read_events
 from tether.report.read import read_run
 from tether.run.candidates import find_candidates
+from tether.run.checkpoint import CheckpointStore
+from tether.run.made_from import stage_hash
 from tether.run.pipeline import run
 
 
@@ -186,4 +189,81 @@ def test_the_same_run_after_all_that_is_the_unbroken_one(finished, tmp_path):
     whole = finished.model_copy(update={"name": "whole"})
     run(whole)
     run(finished)
+    assert_same(whole.folder, finished.folder, "direct.d")
+
+
+def test_a_stage_whose_checkpoints_are_all_damaged_begins_again_once_they_are_removed(finished):
+    folder = finished.folder / "checkpoints" / "direct.d"
+    for file in folder.glob("step-*/values.json"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole.*remove .*checkpoints/direct\.d and resume: this stage"):
+        run(finished)
+    shutil.rmtree(folder)
+    sft = finished.folder / "sft"
+    made_at = (sft / "model.safetensors").stat().st_mtime_ns
+    run(finished)
+    assert (sft / "model.safetensors").stat().st_mtime_ns == made_at  # reused
+    whole = finished.model_copy(update={"name": "whole"})
+    run(whole)
+    assert_same(whole.folder, finished.folder, "direct.d")
+
+
+def altered(path, change):
+    told = json.loads(path.read_text())
+    change(told)
+    path.write_text(json.dumps(told))
+
+
+def test_a_setting_that_was_edited_in_config_json_is_named_and_where(finished):
+    seed_5 = finished.model_copy(update={"seed": 5})
+    with pytest.raises(RunError, match=r"\(sft; changed: seed: 0 -> 5\)\. Choose another name") as refused:
+        run(seed_5)
+    assert "altered" not in str(refused.value)  # config.json is as it was: the other seed came from the command line
+    altered(finished.folder / "config.json", lambda told: told.update(seed=5))
+    with pytest.raises(RunError, match=r"changed: seed: 0 -> 5\)\. .*config\.json was altered since: put it back"):
+        run(seed_5)
+    altered(finished.folder / "sft" / "stage.json", lambda told: told.pop("settings"))  # written before they were kept
+    with pytest.raises(RunError, match=r"changed: what sft was made with is not recorded\)\. .*config\.json was altered since"):
+        run(seed_5)
+    (finished.folder / "config.json").unlink()  # `tether run CONFIG` brings it back
+    run(finished)
+    assert json.loads((finished.folder / "config.json").read_text())["seed"] == 0
+
+
+def without_states(optim):
+    """As if `optim.states` were a setting of a later version."""
+    assert optim.pop("states") == "float32"
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["in stage.json", "in config.json alone"])
+def test_a_stage_that_an_earlier_version_finished_is_reused_where_what_is_new_has_its_default(finished, recorded):
+    def older(told):
+        without_states(told["settings"]["sft"]["optim"])
+        told["made_from"] = stage_hash("sft", told["settings"])
+        if not recorded:
+            del told["settings"]
+
+    marker = finished.folder / "sft" / "stage.json"
+    whole = json.loads(marker.read_text())
+    altered(marker, older)
+    altered(finished.folder / "config.json", lambda told: without_states(told["sft"]["optim"]))
+    section = finished.sft.model_copy(update={"optim": finished.sft.optim.model_copy(update={"states": "int8"})})
+    with pytest.raises(RunError, match=r"changed: sft\.optim\.states: float32 -> int8\)"):
+        run(finished.model_copy(update={"sft": section}))
+    run(finished)
+    told = [event["text"] for event in read_events(finished.folder / "events.jsonl") if event["kind"] == "message"]
+    assert [text for text in told if "sft.optim.states = float32" in text]
+    assert json.loads(marker.read_text()) == whole
+    assert "states" in json.loads((finished.folder / "config.json").read_text())["sft"]["optim"]
+
+
+def test_so_does_a_stage_go_on_that_it_interrupted(finished):
+    store = CheckpointStore(finished.folder / "checkpoints" / "direct.d")
+    found = store.latest()
+    inputs = json.loads(json.dumps(found.inputs))
+    without_states(inputs["settings"]["direct.d"]["optim"])
+    store.save(found.step, found.load(), inputs)
+    run(finished)
+    whole = finished.model_copy(update={"name": "whole"})
+    run(whole)
     assert_same(whole.folder, finished.folder, "direct.d")

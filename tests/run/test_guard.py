@@ -342,7 +342,17 @@ def test_r16_a_round_without_a_reward_is_skipped(policy, tmp_path, caplog):
     grpo(policy, OncePart(NAN), tmp_path)
     steps = [event["metrics"] for event in read_events(tmp_path / "log.jsonl") if event["kind"] == "step"]
     assert [step["skipped_steps"] for step in steps] == [0, 0, 1, 0]
-    assert "no rollout of the step has a finite score" in caplog.text
+    told = "no rollout of the step has a finite score: reward 'part' said of every answer that it does not apply (None or NaN); to score"
+    assert told in caplog.text
+    assert "1 in a row; the run stops at optim.max_skipped_steps = 10" in caplog.text
+
+
+def test_a_reward_function_that_forgets_its_return_is_what_the_last_message_points_to(policy, caplog):
+    settings = {"steps": 4, "sampling": {"max_new_tokens": 4}, "compute": {"dtype": "float32"}, "optim": {"max_skipped_steps": 2}}
+    before = weights(policy)
+    with pytest.raises(NumericsError, match=r"step 2: 2 .* in a row were skipped.*'reward' said of every answer.*lacks a `return`$"):
+        tether.grpo(policy, ["a", "b"], lambda prompt, answer: None, **settings)
+    assert torch.equal(weights(policy), before)
 
 
 def test_r16_an_infinite_reward_is_a_fault_of_its_part_and_reaches_no_gradient(policy, tmp_path):

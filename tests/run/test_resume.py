@@ -304,7 +304,7 @@ def test_changed_inputs_are_named_and_refused_unless_told(tmp_path):
         run(RunConfig.model_validate(changed))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before  # `tether resume` goes on as it would have
     write_jsonl(tmp_path / "demos.jsonl", [{"prompt": turn("Say 9."), "completion": turn("9.", "assistant")}] * 6)
-    with pytest.raises(RunError, match="data: "):
+    with pytest.raises(RunError, match=r"data: \w+\.\.\. -> \w+\.\.\. \(read from .*demos\.jsonl\)"):
         run(RunConfig.model_validate(config))
     assert run(RunConfig.model_validate(changed), accept_changes=True).report.exists()
 

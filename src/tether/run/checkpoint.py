@@ -27,7 +27,7 @@ from tether.errors import CheckpointError
 from tether.files import free_bytes, remove, remove_leftovers, sync_file, sync_folder, temporary_beside
 from tether.state import State
 
-__all__ = ["FORMAT", "Checkpoint", "CheckpointStore", "checkpoint_bytes"]
+__all__ = ["FORMAT", "Checkpoint", "CheckpointStore", "begin_again", "checkpoint_bytes"]
 
 FORMAT = 1
 """Version of the folder's layout. Older ones load; a newer one is refused."""
@@ -121,7 +121,7 @@ class CheckpointStore:
             return found
         if damaged:
             raise CheckpointError(
-                f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}. Start over with `tether run CONFIG --fresh`"
+                f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}. Put one back from a copy, or {begin_again(self.folder)}"
             )
         return None
 
@@ -215,6 +215,11 @@ class CheckpointStore:
     def _folders(self) -> list[Path]:
         """Newest first."""
         return sorted(self.folder.glob(f"{_PREFIX}*"), reverse=True) if self.folder.is_dir() else []
+
+
+def begin_again(folder: Path) -> str:
+    """The remedy where nothing in ``folder`` can be used: no more than this one stage is lost."""
+    return f"remove {folder} and resume: this stage begins again from its first step, and finished stages are kept"
 
 
 def checkpoint_bytes(state: State) -> int:

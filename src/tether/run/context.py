@@ -28,12 +28,13 @@ from tether.rollout.proof import WeightProof
 from tether.run.cards import write_cards
 from tether.run.checkpoint import CheckpointStore
 from tether.run.folder import RunFolder, sha256_text, source_sha256
-from tether.run.keeper import StageKeeper, Stateful, differences, other_inputs
+from tether.run.keeper import StageKeeper, Stateful, other_inputs
+from tether.run.made_from import as_read_now, differences, stage_hashes
 from tether.run.observer import Observer
 from tether.run.recorder import Recorder
 from tether.run.scorer import scorer_loader
 from tether.run.signals import StopSignal
-from tether.run.sources import stage_rows, stage_sections
+from tether.run.sources import data_path, stage_rows, stage_sections
 from tether.run.warnings import Warnings
 
 __all__ = [
@@ -90,6 +91,8 @@ class Context:
             config.asynchronous,
             config.on_failure == "continue",
             self.config.seed,
+            lambda inputs: {**inputs, "settings": as_read_now(inputs.get("settings", {}), self.config)},
+            data_path(stage_sections(self.config)[name]),
             also or {},
         )
 
@@ -130,7 +133,8 @@ def refuse_other_settings(config: RunConfig, folder: RunFolder) -> None:
     for name, section in stage_sections(config).items():
         found = CheckpointStore(folder.checkpoints(name)).newest_inputs()
         if found is not None:
-            changed = differences(found.get("settings"), stage_inputs(config, name, section, "")["settings"], "settings")
+            before = as_read_now(found.get("settings", {}), config)
+            changed = differences(before, stage_inputs(config, name, section, "")["settings"], "settings")
             if changed:
                 raise other_inputs(folder.checkpoints(name), changed)
 
@@ -147,7 +151,7 @@ def build_stage(context: Context, name: str, made_from: str, build: Callable[[Pa
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    context.folder.finish(name, made_from, build(folder))
+    context.folder.finish(name, build(folder))
     write_cards(context.config, context.folder.path)
     remove(context.folder.checkpoints(name))  # the finished stage is what they were for
     return folder
@@ -166,29 +170,6 @@ def _refuse_other_data(context: Context, name: str) -> None:
             "the old folder aside, or go on with what was made then by --accept-changes"
         )
     context.observer.message(f"{told}; reused as told")
-
-
-def stage_hashes(config: RunConfig) -> dict[str, str]:
-    """What each stage is made from, by stage name: its section, the model, the machine settings, the seed, and the stages before it."""
-    hashes: dict[str, str] = {}
-
-    def add(name: str, section: Any, *before: str) -> None:
-        parts = [section, config.model, config.compute]
-        told = [part.model_dump(mode="json") for part in parts]
-        hashes[name] = sha256_text(json.dumps([*told, config.seed, [hashes[stage] for stage in before if stage in hashes]]))
-
-    if config.sft is not None:
-        add("sft", config.sft)
-    if config.reward_model is not None:
-        add("reward_model", config.reward_model, "sft")
-    for name, rl in config.rl.items():
-        add(f"rl.{name}", rl, "sft", "reward_model")
-    for name, direct in config.direct.items():
-        add(f"direct.{name}", direct, "sft")
-    if config.evaluate is not None:
-        trained = (*(f"rl.{name}" for name in config.rl), *(f"direct.{name}" for name in config.direct))
-        add("evaluate", config.evaluate, "sft", "reward_model", *trained)
-    return hashes
 
 
 def load_policy(context: Context, path: Path | str, *, value_head: ValueHead = ValueHead.NONE, lora: LoraSpec | None = None) -> Policy:

@@ -24,11 +24,10 @@ from tether.config import RunConfig, resolved_json
 from tether.errors import RunError
 from tether.events import read_events
 from tether.files import write_atomic
+from tether.run.made_from import added, as_read_now, differences, made_with, settings_by_stage, settings_of, stage_hash, told
 
 __all__ = ["RunFolder", "set_aside", "sha256_text", "source_sha256", "verify_stage"]
 
-_MAKING = frozenset({"model", "compute", "seed", "sft", "reward_model", "rl", "direct", "evaluate"})
-"""Parts of a configuration that stages are made from."""
 _PACKAGES = ("tether", "torch", "transformers", "datasets", "numpy", "peft")
 
 
@@ -38,23 +37,30 @@ def sha256_text(text: str) -> str:
 
 
 class RunFolder:
-    """A run folder that belongs to one configuration. State: the files in it. Nothing in an existing one changes before ``take_over``."""
+    """A run folder that belongs to one configuration. State: the files in it. Nothing in an existing one changes before ``take_over``.
+
+    ``earlier``: finished stages of an earlier Tether that this one would make no other way, with the settings that it did not know.
+    """
 
     def __init__(self, config: RunConfig, hashes: Mapping[str, str], *, fresh: bool = False) -> None:
         self.path = config.folder
         self.config_text = resolved_json(config)
+        self.earlier: dict[str, list[str]] = {}
+        self._settings, self._hashes = settings_of(config), dict(hashes)
         try:
             if fresh and self.path.exists():
                 set_aside(self.path)
-            self._refuse_other_stages(self.path / "config.json", hashes)
+            self._refuse_other_stages(config)
         except OSError as error:
             raise self._unusable(error) from error
 
     def take_over(self) -> list[str]:
         """Write what the run is, once nothing speaks against it. Returns the finished stages whose end the log lacks."""
         try:
-            told = {str(event.get("stage")) for event in read_events(self.path / "events.jsonl") if event["kind"] == "stage_finished"}
-            lost = sorted({marker.parent.name for marker in self.path.glob("*/stage.json")} - told)
+            ended = {str(event.get("stage")) for event in read_events(self.path / "events.jsonl") if event["kind"] == "stage_finished"}
+            lost = sorted({marker.parent.name for marker in self.path.glob("*/stage.json")} - ended)
+            for name in self.earlier:
+                self._write_record(name, self._record(name) or {})
             write_atomic(self.path / "config.json", self.config_text)
             write_atomic(self.path / "environment.json", json.dumps(environment(), indent=2) + "\n")
         except OSError as error:
@@ -64,19 +70,35 @@ class RunFolder:
     def _unusable(self, error: OSError) -> RunError:
         return RunError(f"{self.path} cannot be used as a run folder ({error}); choose another output=... or name=...")
 
-    def _refuse_other_stages(self, existing: Path, hashes: Mapping[str, str]) -> None:
+    def _refuse_other_stages(self, config: RunConfig) -> None:
         """A finished stage that this configuration would make otherwise is never overwritten."""
-        others = [name for name, made_from in hashes.items() if self._made_from(name) not in {None, made_from}]
+        stored, altered = _stored_settings(self.path / "config.json"), False
+        others: list[str] = []
+        changed: dict[str, None] = {}  # in order, each once
+        for name, made_from in self._hashes.items():
+            record, now = self._record(name), made_with(name, self._settings)
+            if record is None or record["made_from"] == made_from:
+                continue
+            altered |= _hash_or_none(name, stored) not in {None, record["made_from"]}
+            known = next((found for found in (record.get("settings"), stored) if _hash_or_none(name, found) == record["made_from"]), None)
+            if known is None:
+                others.append(name)
+                changed[f"what {name} was made with is not recorded"] = None
+                continue
+            before = made_with(name, known)
+            read = as_read_now(before, config)
+            if stage_hash(name, read) == made_from:
+                self.earlier[name] = added(before, read)
+            else:
+                others.append(name)
+                changed |= dict.fromkeys(differences(read, now))
         if others:
+            hint = f"{self.path / 'config.json'} was altered since: put it back as it was and resume. Or c" if altered else "C"
             raise RunError(
                 f"{self.path} holds finished stages that were made with another configuration ({', '.join(others)}; changed: "
-                f"{_changed(existing, self.config_text)}). Choose another name=..., or start over with "
-                "`tether run CONFIG --fresh`, which sets the old folder aside"
+                f"{told([*changed])}). {hint}hoose another name=..., or start over with `tether run CONFIG --fresh`, which sets the old "
+                "folder aside"
             )
-
-    def _made_from(self, name: str) -> str | None:
-        record = self._record(name)
-        return None if record is None else record["made_from"]
 
     def _record(self, name: str) -> dict[str, Any] | None:
         return _stage_record(self.stage(name))
@@ -99,10 +121,14 @@ class RunFolder:
         record = self._record(name)
         return {} if record is None else record["summary"]
 
-    def finish(self, name: str, made_from: str, summary: Mapping[str, Any]) -> None:
+    def finish(self, name: str, summary: Mapping[str, Any]) -> None:
         """Mark a stage as finished; call after all its files are written: their hashes are kept."""
-        record = {"made_from": made_from, "summary": dict(summary), "files": _hashes(self.stage(name))}
-        write_atomic(self.stage(name) / "stage.json", json.dumps(record, indent=2) + "\n")
+        self._write_record(name, {"summary": dict(summary), "files": _hashes(self.stage(name))})
+
+    def _write_record(self, name: str, record: Mapping[str, Any]) -> None:
+        """``record`` with what this configuration makes the stage from."""
+        made = {"made_from": self._hashes[name], "settings": made_with(name, self._settings)}
+        write_atomic(self.stage(name) / "stage.json", json.dumps({**record, **made}, indent=2) + "\n")
 
     def verify(self, name: str) -> None:
         """Compare the files of a finished stage with their hashes. Raises RunError naming those that are gone or changed."""
@@ -112,9 +138,9 @@ class RunFolder:
 def verify_stage(folder: Path) -> None:
     """``RunFolder.verify`` of any folder; one that is no finished stage of a run has nothing to compare."""
     record = _stage_record(folder)
-    told = {} if record is None else record.get("files", {})
-    found = _hashes(folder) if told else {}
-    if wrong := sorted(file for file, digest in told.items() if found.get(file) != digest):
+    kept = {} if record is None else record.get("files", {})
+    found = _hashes(folder) if kept else {}
+    if wrong := sorted(file for file, digest in kept.items() if found.get(file) != digest):
         gone = any(file not in found for file in wrong)
         what = "is not there" if gone else "is not what the finished stage wrote (SHA-256 differs)"
         raise RunError(f"{folder} is damaged: {', '.join(wrong)} {what}: {_repeat(folder)}")
@@ -133,6 +159,22 @@ def _stage_record(folder: Path) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError) as error:
         reason = type(error).__name__
     raise RunError(f"{marker} is damaged ({reason}): {_repeat(folder)}")
+
+
+def _stored_settings(path: Path) -> dict[str, Any] | None:
+    """The settings in a run's config.json; None where there are none that can be read."""
+    try:
+        return settings_by_stage(json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _hash_or_none(name: str, settings: Any) -> str | None:
+    """The hash of a stage by settings that were found; None where they do not hold it."""
+    try:
+        return stage_hash(name, settings)
+    except (KeyError, TypeError, AttributeError):
+        return None
 
 
 def _repeat(folder: Path) -> str:
@@ -195,15 +237,3 @@ def set_aside(path: Path) -> Path:
     while (target := path.with_name(f"{path.stem}.old{number}{path.suffix}" if path.is_file() else f"{path.name}.old{number}")).exists():
         number += 1
     return path.rename(target)
-
-
-def _changed(existing: Path, new_text: str) -> str:
-    old, new = _flat(json.loads(existing.read_text(encoding="utf-8"))), _flat(json.loads(new_text))
-    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name) and name.split(".")[0] in _MAKING)
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        return {k: v for name, item in value.items() for k, v in _flat(item, f"{path}.{name}" if path else name).items()}
-    return {path: value}

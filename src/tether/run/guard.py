@@ -26,6 +26,8 @@ from tether.state import State
 
 __all__ = ["StepGuard"]
 
+_LOOK_FOR = "a learning rate that is too high, overflow in bfloat16, or damaged rows"
+
 _LOG = logging.getLogger(__name__)
 
 Batch = Callable[[], Mapping[str, Tensor]]
@@ -75,8 +77,9 @@ class StepGuard:
         metrics.update({"grad_norm": report.grad_norm, "learning_rate": report.learning_rate, "skipped_steps": float(not report.applied)})
         return metrics
 
-    def judge(self, report: StepReport, number: int, batch: Batch) -> None:
-        """Count a refusal, or forget those before. Raises NumericsError at the last one allowed, with the batch kept."""
+    def judge(self, report: StepReport, number: int, batch: Batch, look_for: str = _LOOK_FOR) -> None:
+        """Count a refusal, or forget those before. Raises NumericsError at the last one allowed, with the batch kept, and says what may
+        be the cause."""
         if report.applied:
             self._in_a_row = 0
             return
@@ -89,7 +92,7 @@ class StepGuard:
         raise NumericsError(
             f"{place}: {self._in_a_row} optimiser steps in a row were skipped, the last because {report.reason.rstrip('.')}. "
             f"The weights are as they were before them. {self._keep(number, report.reason, batch)}"
-            "Look for a learning rate that is too high, overflow in bfloat16, or damaged rows"
+            f"Look for {look_for}"
         )
 
     def state(self) -> State:

@@ -22,11 +22,12 @@ import numpy as np
 import torch
 
 from tether.errors import CheckpointError, RunError, TetherError
-from tether.run.checkpoint import Checkpoint, CheckpointStore, checkpoint_bytes
+from tether.run.checkpoint import Checkpoint, CheckpointStore, begin_again, checkpoint_bytes
+from tether.run.made_from import differences, told
 from tether.run.signals import StopSignal
 from tether.state import State
 
-__all__ = ["NO_KEEPER", "Keeper", "NoKeeper", "Plain", "StageKeeper", "Stateful", "differences", "other_inputs"]
+__all__ = ["NO_KEEPER", "Keeper", "NoKeeper", "Plain", "StageKeeper", "Stateful", "other_inputs"]
 
 
 class Stateful(Protocol):
@@ -82,7 +83,8 @@ class StageKeeper:
     ``every``: steps between saves, 0 for none but the one that a stop asks for. ``inputs``: what the stage is made from (settings, data,
     code), to which a hash of the weights it starts from is added; a checkpoint that was made from other inputs is refused with the
     differences, unless ``accept_changes``. ``also``: parts that the loop does not know of. ``goes_on``: a save that failed is a warning.
-    ``seed``: of the process-wide generators, which are part of the state.
+    ``seed``: of the process-wide generators, which are part of the state. ``as_now``: the inputs of a checkpoint as this version reads
+    them. ``data``: where the data of the stage are read from, for the reader of a refusal.
     """
 
     store: CheckpointStore
@@ -97,6 +99,8 @@ class StageKeeper:
     asynchronous: bool = True
     goes_on: bool = False
     seed: int = 0
+    as_now: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda inputs: inputs
+    data: str = ""
     also: Mapping[str, Stateful] = field(default_factory=dict)
     _parts: dict[str, Stateful] = field(default_factory=dict)
 
@@ -162,7 +166,7 @@ class StageKeeper:
             except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise CheckpointError(
                     f"{found.folder}: its state of {name!r} does not fit this version or these settings ({type(error).__name__}: {error}); "
-                    "start over with `tether run CONFIG --fresh`"
+                    f"{begin_again(found.folder.parent)}"
                 ) from error
 
     def _state(self) -> State:
@@ -175,24 +179,23 @@ class StageKeeper:
             self.store.require_space(_full_bytes(start), min(saves, self.store.keep + 1))
 
     def _refuse_other_inputs(self, found: Checkpoint) -> None:
-        changed = differences(found.inputs, self.inputs)
+        changed = [self._with_place(line) for line in differences(self.as_now(found.inputs), self.inputs)]
         if not changed:
             return
         if not self.accept_changes:
             raise other_inputs(found.folder, changed)
-        self.say(f"goes on with changed inputs, as told: {_told(changed)}")
+        self.say(f"goes on with changed inputs, as told: {told(changed)}")
+
+    def _with_place(self, line: str) -> str:
+        return f"{line} (read from {self.data})" if self.data and line.startswith("data: ") else line
 
 
 def other_inputs(folder: Path, changed: Sequence[str]) -> RunError:
     """The refusal to go on from checkpoints that were made from something else."""
     return RunError(
-        f"{folder} was made from other inputs: {_told(changed)}. Put them back, or go on with --accept-changes, or start over with "
+        f"{folder} was made from other inputs: {told(changed)}. Put them back, or go on with --accept-changes, or start over with "
         "`tether run CONFIG --fresh`"
     )
-
-
-def _told(changed: Sequence[str]) -> str:
-    return "; ".join(changed[:8]) + (f"; and {len(changed) - 8} more" if len(changed) > 8 else "")
 
 
 def _full_bytes(start: State) -> int:
@@ -209,19 +212,6 @@ def _fingerprint(state: State) -> str:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
             digest.update(tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """One entry per value that differs: "path: old -> new". Example: ({"a": 1}, {"a": 2}) -> ["a: 1 -> 2"]."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        names = sorted({*old, *new})
-        return [line for name in names for line in differences(old.get(name), new.get(name), f"{path}.{name}" if path else str(name))]
-    return [] if old == new else [f"{path}: {_short(old)} -> {_short(new)}"]
-
-
-def _short(value: Any) -> str:
-    text = "absent" if value is None else value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 40 else text[:12] + "..."
 
 
 class _GlobalGenerators:

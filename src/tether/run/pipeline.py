@@ -132,6 +132,8 @@ def _run(
     mirror = Mirror(config.report_to, config.name, folder.path, config.model_dump(mode="json"))
     log.listen(mirror)
     context = Context(config, folder, log, observer, compute, warnings, stop, accept_changes)
+    for stage, settings in folder.earlier.items():
+        context.say_once(f"{stage}: an earlier Tether made it, and what is new has its default, so it is kept ({', '.join(settings)})")
     try:
         _say_what_is_used(context)
         start = _sft_stage(context)

@@ -38,7 +38,6 @@ from tether.types import Prompt, Rollout, RolloutGroup, Sampling
 __all__ = ["Learner", "OnlineRun", "rl", "sampling_of"]
 
 _SAMPLES_LOGGED = 3
-_NO_SCORE = "no rollout of the step has a finite score: no reward part applies, or the rewards are NaN"
 
 
 class Learner(Protocol):
@@ -94,7 +93,7 @@ def rl(parts: OnlineRun, recorder: Recorder, keeper: Keeper = NO_KEEPER, watch: 
             started = time.perf_counter()
             collected = answers.take(step)
             rows, metrics = collected.rows, collected.metrics
-            metrics.update(parts.learner.learn(rows, weights) if rows else parts.learner.skip(_NO_SCORE))
+            metrics.update(parts.learner.learn(rows, weights) if rows else parts.learner.skip(_no_score(parts.rubric, metrics)))
             metrics.update(answers.settle())
             parts.sampler.refresh(step)
             if parts.proof is not None:
@@ -116,6 +115,16 @@ def _collected(parts: OnlineRun, cursor: Cursor, step: int) -> Collected:
     if parts.snapshot is not None:
         compare_with_snapshot(metrics, rows, parts.snapshot, sampling_of(parts.learner.config).temperature)
     return Collected(rows, _sample_rows(groups), metrics)
+
+
+def _no_score(rubric: Rubric, metrics: MetricSums) -> str:
+    """Why there is nothing to learn from. None is no fault of a reward, so the run goes on, as it does where some answers have no score."""
+    names = ", ".join(repr(name) for name, _, part in rubric.parts if not isinstance(part, OverlongPart))
+    failed = metrics.means()["failure_share"]
+    return (
+        f"no rollout of the step has a finite score: reward {names} said of every answer that it does not apply (None or NaN)"
+        f"{f' or failed ({failed:.0%})' if failed else ''}; to score an answer, return a number"
+    )
 
 
 def _with_overlong_part(rubric: Rubric, config: RolloutConfig) -> Rubric:

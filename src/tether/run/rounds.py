@@ -92,9 +92,13 @@ class RoundLearner(ABC, Generic[C]):
         return metrics.means()
 
     def skip(self, reason: str, texts: TextBatch | None = None) -> dict[str, float]:
-        """A round that updates nothing, for a reason that is said and counted. Returns its metrics."""
+        """A round that updates nothing, for a reason that is said and counted; without ``texts`` because none has a score. Returns its
+        metrics."""
         report = self.worker.refuse(reason, steps=self.config.epochs * self.config.minibatches)
-        self.guard.judge(report, self._round + 1, lambda: {} if texts is None else text_tensors(texts))
+        if texts is None:
+            self.guard.judge(report, self._round + 1, dict, "a reward that does not apply to these prompts, or lacks a `return`")
+        else:
+            self.guard.judge(report, self._round + 1, lambda: text_tensors(texts))
         self._count_round()
         return {"skipped_steps": 1.0, "optimiser_steps": 0.0, "beta": self.beta, "learning_rate": report.learning_rate}
 

@@ -20,8 +20,8 @@ from tether.records import read_comparisons, read_demonstrations, read_feedback,
 from tether.types import Comparison, Demonstration, Feedback, Ranking
 
 __all__ = [
-    "SourceRows", "answer_rows", "comparison_rows", "load_comparisons", "load_demonstrations", "load_feedback", "load_judgements",
-    "stage_rows", "stage_sections",
+    "SourceRows", "answer_rows", "comparison_rows", "data_path", "load_comparisons", "load_demonstrations", "load_feedback",
+    "load_judgements", "stage_rows", "stage_sections",
 ]
 
 
@@ -76,6 +76,11 @@ def stage_sections(config: RunConfig) -> dict[str, TrainingSection]:
     alone = {"sft": config.sft, "reward_model": config.reward_model}
     named = {f"rl.{name}": rl for name, rl in config.rl.items()} | {f"direct.{name}": direct for name, direct in config.direct.items()}
     return {name: section for name, section in (alone | named).items() if section is not None}
+
+
+def data_path(section: TrainingSection) -> str:
+    """Where the rows of a stage are read from."""
+    return section.prompts.path if isinstance(section, RolloutConfig) else section.data.path
 
 
 def stage_rows(section: TrainingSection) -> Rows:
