@@ -13,16 +13,16 @@ from types import TracebackType
 from typing import Any
 
 from tether.collect import schema
-from tether.collect.adding import GOLD, Added, add_items, add_rows, answers_of_items, next_number
+from tether.collect.adding import GOLD, Added, add_items, add_prompts, add_rows, answers_of_items, next_number
 from tether.collect.assign import assign, progress
-from tether.collect.codec import answer_of, answer_row, check_plain, gold_of, prompt_of, prompt_row, text_from_json
+from tether.collect.codec import answer_of, answer_row, check_plain, gold_of, prompt_of, text_from_json
 from tether.collect.engine import Engine, check_file, reading, shown_place, writing
 from tether.collect.engine import sqlalchemy as sa
 from tether.collect.entries import Annotator, Answer, ItemState, Progress, Shown, StoredPrompt, plain_text
 from tether.collect.judgement import Item, Judgement
 from tether.collect.judging import history, judgements_of, record_all, undo
 from tether.collect.opening import create_database, open_database, read_settings, write_settings
-from tether.collect.order import display_order, share_of
+from tether.collect.order import display_order
 from tether.collect.scoring import read_scores, rerank, scorer_ids, write_scores
 from tether.collect.settings import CHANGEABLE, Settings, Strategy
 from tether.errors import ConfigError, DataError
@@ -98,16 +98,10 @@ class Store:
 
     def add_prompts(self, prompts: Iterable[Prompt]) -> Added:
         """Store prompts; those that are there with the same contents are counted and left. Training or held out is decided here, by a hash
-        of the seed and the text, so that a text is on one side whatever its id.
+        of the seed and the text, so that a text is on one side whatever its id, as a string and as the one turn of a user.
         """
-        share, seed = self.settings.held_out_share, self.settings.seed
-
-        def row(prompt: Prompt) -> dict[str, Any]:
-            stored = prompt_row(StoredPrompt(prompt.prompt_id, prompt.text, prompt.columns))
-            return stored | {"held_out": share_of(share, seed, "held out", stored["text"])}
-
         with writing(self._engine) as connection:
-            return add_rows(connection, schema.prompts, map(row, prompts), {})
+            return add_prompts(connection, prompts, self.settings)
 
     def add_answers(self, answers: Iterable[Answer]) -> Added:
         """Store answers to stored prompts."""
