@@ -24,7 +24,7 @@ collect_app = App(name="collect", help="Collect what people say of answers, in a
 @collect_app.command(name="import")
 def import_(
     database: _Database,
-    file: Annotated[Path, Parameter(name="FILE", help="A .jsonl, .json, .parquet or .csv file.")],
+    file: Annotated[Path, Parameter(name="FILE", help="A .jsonl, .json, .parquet or .csv file, or tether:NAME.")],
     /,
     *,
     format: Annotated[
@@ -38,9 +38,9 @@ def import_(
     question: Annotated[str, Parameter(help="argilla: the ranking or label question.")] = "",
     prompt_field: Annotated[str, Parameter(help="argilla, label-studio: field of the prompt.")] = "",
     answer_field: Annotated[tuple[str, ...], Parameter(help="argilla, label-studio: field of an answer; repeat it.", negative=())] = (),
-    annotator: Annotated[str, Parameter(help='trl, hh, ratings: whose judgements these are; "import" unless told.')] = "",
+    annotator: Annotated[str, Parameter(help='trl, hh, ratings: whose judgements these are, else the column annotator or rater, else "import".')] = "",
     summaries: Annotated[
-        Literal["refuse", "as_votes"], Parameter(help="trl: rows of our own pairs export: refuse them, or one vote for each pair.")
+        Literal["refuse", "as_votes"], Parameter(help="trl: rows of our own pairs export and labels between 0 and 1: refuse, or one vote a row.")
     ] = "refuse",
     unjudged: Annotated[bool, _FLAG, Parameter(help="Take prompts, answers and items alone, to be judged anew.")] = False,
 ) -> None:
@@ -59,16 +59,15 @@ def import_(
         "--summaries": (summaries != "refuse", format == "trl"),
         "--unjudged": (unjudged, format != "prompts"),
     })  # fmt: skip
-    whose = annotator or "import"
     with Store.open(database) as store:
         if format == "prompts":
             added = import_prompts(store, file)
             print(f"{added.new} prompts added; {added.known} were there already")
             return
         parsers = {
-            "trl": lambda: formats.trl(whose),
-            "hh": lambda: formats.hh(whose),
-            "ratings": lambda: formats.ratings(pairs or "ranking", whose),
+            "trl": lambda: formats.trl(annotator),
+            "hh": lambda: formats.hh(annotator),
+            "ratings": lambda: formats.ratings(pairs or "ranking", annotator),
             "argilla": lambda: tools.argilla(question, prompt_field, answer_field),
             "label-studio": lambda: tools.label_studio(prompt_field, answer_field),
             "judgements": judgements,
