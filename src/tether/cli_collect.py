@@ -92,7 +92,7 @@ def export(
     much: Annotated[float, Parameter(help="Margin of much better.")] = 2.0,
     min_agreement: Annotated[float, Parameter(help="Leave out pairs with a smaller share of votes for the chosen answer.")] = 0.0,
     gold: Annotated[bool, _FLAG, Parameter(help="Test questions too.")] = False,
-    without: Annotated[tuple[str, ...], Parameter(help="Id of an annotator whose word does not count.", negative=())] = (),
+    without: Annotated[tuple[str, ...], Parameter(help="Name or id of an annotator whose word does not count; repeat it.", negative=())] = (),
     form: Annotated[Literal["auto", "plain", "conversational"], Parameter(help="Strings or messages.")] = "auto",
 ) -> None:
     """Write comparisons in TRL's preference format, or the judgements one by one, and say what was left out.
@@ -135,14 +135,13 @@ def load(database: _Database, file: Annotated[Path, Parameter(name="FILE", help=
 
 @collect_app.command
 def annotators(
-    database: _Database, /, *, add: Annotated[tuple[str, ...], Parameter(help="Name of a new annotator.", negative=())] = ()
+    database: _Database, /, *, add: Annotated[tuple[str, ...], Parameter(help="Name of a new annotator; repeat it.", negative=())] = ()
 ) -> None:
     """List the annotators with what they have done; add new ones."""
     from tether.collect.store import Store
 
     with Store.open(database) as store:
-        for name in add:
-            store.add_annotator(name)
+        store.add_annotators(add)
         for one in store.annotators():
             done = store.progress(one.id)
             print(f"{one.id}  {one.name}  judged {done.judged}, skipped {done.skipped}, open {done.open}")

@@ -59,6 +59,22 @@ def test_init_import_annotators_export_dump_load(tether, tmp_path):
         assert list(one.judgements()) == list(two.judgements())
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("--add Cy --add ''", "name of an annotator is empty; nobody was added"),
+        ("--add Cy --add Ann", "there is an annotator 'Ann' already (a1)"),
+        ("--add Cy --add ' Cy '", "the names 'Cy' come twice; nobody was added"),
+    ],
+)
+def test_annotators_are_added_all_or_none(tether, names, message):
+    assert tether("collect init a.db")[0] == 0
+    assert tether("collect annotators a.db --add Ann --add Bo")[0] == 0
+    status, _, told = tether(f"collect annotators a.db {names}")
+    assert (status, message in told) == (1, True)
+    assert [line.split()[1] for line in tether("collect annotators a.db")[1].splitlines()] == ["Ann", "Bo"]
+
+
 def test_errors_are_one_sentence_with_status_1(tether, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"prompt": "p"}\n')
     tether("collect init a.db")

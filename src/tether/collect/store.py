@@ -141,18 +141,28 @@ class Store:
 
     def add_annotator(self, name: str) -> Annotator:
         """A new annotator with an id of the store's making ("a1", "a2", ...). Raises DataError for a name that is taken."""
-        name = name.strip()
-        check_plain(name, "the name of an annotator")
-        if not name:
-            raise DataError("the name of an annotator is empty")
+        return self.add_annotators([name])[0]
+
+    def add_annotators(self, names: Iterable[str]) -> list[Annotator]:
+        """Several new annotators: all are added or none. Raises DataError for a name that is empty, taken, or there twice."""
+        wanted: list[str] = []
+        for name in names:
+            check_plain(name, "the name of an annotator")
+            wanted.append(name.strip())
+            if not wanted[-1]:
+                raise DataError("the name of an annotator is empty; nobody was added")
+        if twice := sorted({name for name in wanted if wanted.count(name) > 1}):
+            raise DataError(f"the names {', '.join(map(repr, twice))} come twice; nobody was added: each annotator has a name of one's own")
         table = schema.annotators
         with writing(self._engine) as connection:
-            taken = connection.scalar(sa.select(table.c.annotator_id).where(table.c.name == name))
-            if taken is not None:
-                raise DataError(f"there is an annotator {name!r} already ({taken}); choose another name")
+            ids = {row.name: row.annotator_id for row in connection.execute(sa.select(table.c.name, table.c.annotator_id))}
+            if taken := [f"{name!r} already ({ids[name]})" for name in wanted if name in ids]:
+                raise DataError(f"there is an annotator {', '.join(taken)}; choose another name")
             number = next_number(connection, table)
-            connection.execute(sa.insert(table).values(annotator_id=f"a{number + 1}", name=name, number=number))
-            return Annotator(f"a{number + 1}", name)
+            added = [Annotator(f"a{at + 1}", name) for at, name in enumerate(wanted, start=number)]
+            for at, one in enumerate(added, start=number):
+                connection.execute(sa.insert(table).values(annotator_id=one.id, name=one.name, number=at))
+            return added
 
     def annotators(self) -> list[Annotator]:
         """In the order they were added."""
