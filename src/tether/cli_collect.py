@@ -38,9 +38,9 @@ def import_(
     question: Annotated[str, Parameter(help="argilla: the ranking or label question.")] = "",
     prompt_field: Annotated[str, Parameter(help="argilla, label-studio: field of the prompt.")] = "",
     answer_field: Annotated[tuple[str, ...], Parameter(help="argilla, label-studio: field of an answer; repeat it.", negative=())] = (),
-    annotator: Annotated[str, Parameter(help='trl, hh, ratings: whose judgements these are, else the column annotator or rater, else "import".')] = "",
+    annotator: Annotated[str, Parameter(help='trl, hh, ratings: who judged; else the row\'s annotator or rater, else "import".')] = "",
     summaries: Annotated[
-        Literal["refuse", "as_votes"], Parameter(help="trl: rows of our own pairs export and labels between 0 and 1: refuse, or one vote a row.")
+        Literal["refuse", "as_votes"], Parameter(help="trl: rows that sum up several judgements: refuse them, or one vote each.")
     ] = "refuse",
     unjudged: Annotated[bool, _FLAG, Parameter(help="Take prompts, answers and items alone, to be judged anew.")] = False,
 ) -> None:
@@ -92,7 +92,7 @@ def export(
     much: Annotated[float, Parameter(help="Margin of much better.")] = 2.0,
     min_agreement: Annotated[float, Parameter(help="Leave out pairs with a smaller share of votes for the chosen answer.")] = 0.0,
     gold: Annotated[bool, _FLAG, Parameter(help="Test questions too.")] = False,
-    without: Annotated[tuple[str, ...], Parameter(help="Name or id of an annotator whose word does not count; repeat it.", negative=())] = (),
+    without: Annotated[tuple[str, ...], Parameter(help="Name or id of an annotator who does not count; repeat it.", negative=())] = (),
     form: Annotated[Literal["auto", "plain", "conversational"], Parameter(help="Strings or messages.")] = "auto",
 ) -> None:
     """Write comparisons in TRL's preference format, or the judgements one by one, and say what was left out.
