@@ -42,6 +42,7 @@ def import_(
     summaries: Annotated[
         Literal["refuse", "as_votes"], Parameter(help="trl: rows that sum up several judgements: refuse them, or one vote each.")
     ] = "refuse",
+    gold: Annotated[bool, _FLAG, Parameter(help="trl, hh: test questions; what the row says is the known choice.")] = False,
     unjudged: Annotated[bool, _FLAG, Parameter(help="Take prompts, answers and items alone, to be judged anew.")] = False,
 ) -> None:
     """Take preference data into the database; the same rows a second time add nothing, also from a file of another name."""
@@ -58,7 +59,10 @@ def import_(
         "--annotator": (annotator, format in ("trl", "hh", "ratings")),
         "--summaries": (summaries != "refuse", format == "trl"),
         "--unjudged": (unjudged, format != "prompts"),
+        "--gold": (gold, format in ("trl", "hh")),
     })  # fmt: skip
+    if gold:
+        _refuse_idle("--gold", {"--annotator": (annotator, False), "--unjudged": (unjudged, False)})
     with Store.open(database) as store:
         if format == "prompts":
             added = import_prompts(store, file)
@@ -72,7 +76,7 @@ def import_(
             "label-studio": lambda: tools.label_studio(prompt_field, answer_field),
             "judgements": judgements,
         }
-        print(import_file(store, file, parsers[format](), judged=not unjudged, summaries=summaries))
+        print(import_file(store, file, parsers[format](), judged=not unjudged, summaries=summaries, gold=gold))
 
 
 @collect_app.command

@@ -17,7 +17,7 @@ from tether.collect.adding import Added
 from tether.collect.codec import content_of
 from tether.collect.engine import reading
 from tether.collect.entries import one_form
-from tether.collect.exchange.given import Imported, Parser
+from tether.collect.exchange.given import Imported, Parser, as_gold
 from tether.collect.exchange.identity import Placing, place_prompts, place_rows
 from tether.collect.exchange.judged import Said, say
 from tether.collect.exchange.summaries import one_vote_each, refuse_summaries
@@ -52,9 +52,11 @@ class ImportReport:
 Summaries = Literal["refuse", "as_votes"]
 
 
-def import_file(store: Store, path: str | Path, parse: Parser, *, judged: bool = True, summaries: Summaries = "refuse") -> ImportReport:
-    """Import every row of a .jsonl, .json, .parquet or .csv file. See ``import_rows``."""
-    return import_rows(store, read_table(path), parse, str(path), judged=judged, summaries=summaries)
+def import_file(
+    store: Store, path: str | Path, parse: Parser, *, judged: bool = True, summaries: Summaries = "refuse", gold: bool = False
+) -> ImportReport:
+    """Import every row of a .jsonl, .json, .parquet or .csv file, or of tether:NAME. See ``import_rows``."""
+    return import_rows(store, read_table(path), parse, str(path), judged=judged, summaries=summaries, gold=gold)
 
 
 def import_prompts(store: Store, path: str | Path) -> Added:
@@ -70,20 +72,21 @@ def import_prompts(store: Store, path: str | Path) -> Added:
 
 def import_rows(
     store: Store, rows: Sequence[Mapping[str, Any] | DataError], parse: Parser, source: str, *, judged: bool = True,
-    summaries: Summaries = "refuse",
+    summaries: Summaries = "refuse", gold: bool = False,
 ) -> ImportReport:  # fmt: skip
     """Import rows; ``judged = False`` takes prompts, answers and items alone, to be judged anew. ``source`` names them in messages and
     in the provenance of the answers. Raises one DataError with all bad rows; nothing is stored then.
 
     A further row that judges the same item in the same name is the word of a further annotator: "import (2)". What is stored already is
     counted and left. A row whose answers are all the same text is counted and left out: there is nothing to compare. ``summaries``:
-    rows of our own pairs export are refused, or taken as one vote each (``exchange.summaries``).
+    rows of our own pairs export are refused, or taken as one vote each (``exchange.summaries``). ``gold``: the word of a row is no
+    judgement, but the known choice of a test question about its two answers.
     """
     if summaries == "as_votes":
         parse = one_vote_each(parse)
     else:
         refuse_summaries(rows, source)
-    parsed = _parse(rows, parse, source)
+    parsed = _parse(rows, as_gold(parse) if gold else parse, source)
     report = ImportReport(rows=len(rows), notes=Counter(note for row in parsed for note in row.notes))
     used = [_simple(row) for row in parsed]
     unlike = [row for row in used if len({content_of(answer.text, "assistant", "an answer") for answer in row.answers}) > 1]
