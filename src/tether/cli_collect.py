@@ -24,7 +24,7 @@ collect_app = App(name="collect", help="Collect what people say of answers, in a
 @collect_app.command(name="import")
 def import_(
     database: _Database,
-    file: Annotated[Path, Parameter(name="FILE", help="A .jsonl, .json, .parquet or .csv file.")],
+    file: Annotated[Path, Parameter(name="FILE", help="A .jsonl, .json, .parquet or .csv file, or tether:NAME.")],
     /,
     *,
     format: Annotated[
@@ -38,10 +38,11 @@ def import_(
     question: Annotated[str, Parameter(help="argilla: the ranking or label question.")] = "",
     prompt_field: Annotated[str, Parameter(help="argilla, label-studio: field of the prompt.")] = "",
     answer_field: Annotated[tuple[str, ...], Parameter(help="argilla, label-studio: field of an answer; repeat it.", negative=())] = (),
-    annotator: Annotated[str, Parameter(help='trl, hh, ratings: whose judgements these are; "import" unless told.')] = "",
+    annotator: Annotated[str, Parameter(help='trl, hh, ratings: who judged; else the row\'s annotator or rater, else "import".')] = "",
     summaries: Annotated[
-        Literal["refuse", "as_votes"], Parameter(help="trl: rows of our own pairs export: refuse them, or one vote for each pair.")
+        Literal["refuse", "as_votes"], Parameter(help="trl: rows that sum up several judgements: refuse them, or one vote each.")
     ] = "refuse",
+    gold: Annotated[bool, _FLAG, Parameter(help="trl, hh: test questions; what the row says is the known choice.")] = False,
     unjudged: Annotated[bool, _FLAG, Parameter(help="Take prompts, answers and items alone, to be judged anew.")] = False,
 ) -> None:
     """Take preference data into the database; the same rows a second time add nothing, also from a file of another name."""
@@ -58,22 +59,24 @@ def import_(
         "--annotator": (annotator, format in ("trl", "hh", "ratings")),
         "--summaries": (summaries != "refuse", format == "trl"),
         "--unjudged": (unjudged, format != "prompts"),
+        "--gold": (gold, format in ("trl", "hh")),
     })  # fmt: skip
-    whose = annotator or "import"
+    if gold:
+        _refuse_idle("--gold", {"--annotator": (annotator, False), "--unjudged": (unjudged, False)})
     with Store.open(database) as store:
         if format == "prompts":
             added = import_prompts(store, file)
             print(f"{added.new} prompts added; {added.known} were there already")
             return
         parsers = {
-            "trl": lambda: formats.trl(whose),
-            "hh": lambda: formats.hh(whose),
-            "ratings": lambda: formats.ratings(pairs or "ranking", whose),
+            "trl": lambda: formats.trl(annotator),
+            "hh": lambda: formats.hh(annotator),
+            "ratings": lambda: formats.ratings(pairs or "ranking", annotator),
             "argilla": lambda: tools.argilla(question, prompt_field, answer_field),
             "label-studio": lambda: tools.label_studio(prompt_field, answer_field),
             "judgements": judgements,
         }
-        print(import_file(store, file, parsers[format](), judged=not unjudged, summaries=summaries))
+        print(import_file(store, file, parsers[format](), judged=not unjudged, summaries=summaries, gold=gold))
 
 
 @collect_app.command
@@ -93,7 +96,7 @@ def export(
     much: Annotated[float, Parameter(help="Margin of much better.")] = 2.0,
     min_agreement: Annotated[float, Parameter(help="Leave out pairs with a smaller share of votes for the chosen answer.")] = 0.0,
     gold: Annotated[bool, _FLAG, Parameter(help="Test questions too.")] = False,
-    without: Annotated[tuple[str, ...], Parameter(help="Id of an annotator whose word does not count.", negative=())] = (),
+    without: Annotated[tuple[str, ...], Parameter(help="Name or id of an annotator who does not count; repeat it.", negative=())] = (),
     form: Annotated[Literal["auto", "plain", "conversational"], Parameter(help="Strings or messages.")] = "auto",
 ) -> None:
     """Write comparisons in TRL's preference format, or the judgements one by one, and say what was left out.
@@ -136,14 +139,13 @@ def load(database: _Database, file: Annotated[Path, Parameter(name="FILE", help=
 
 @collect_app.command
 def annotators(
-    database: _Database, /, *, add: Annotated[tuple[str, ...], Parameter(help="Name of a new annotator.", negative=())] = ()
+    database: _Database, /, *, add: Annotated[tuple[str, ...], Parameter(help="Name of a new annotator; repeat it.", negative=())] = ()
 ) -> None:
     """List the annotators with what they have done; add new ones."""
     from tether.collect.store import Store
 
     with Store.open(database) as store:
-        for name in add:
-            store.add_annotator(name)
+        store.add_annotators(add)
         for one in store.annotators():
             done = store.progress(one.id)
             print(f"{one.id}  {one.name}  judged {done.judged}, skipped {done.skipped}, open {done.open}")

@@ -18,6 +18,9 @@ def stats(
     /,
     *,
     as_json: _Json = False,
+    without: Annotated[
+        tuple[str, ...], Parameter(help="Name or id of an annotator whose word does not count, as in export; repeat it.", negative=())
+    ] = (),
     output: Annotated[Path | None, Parameter(help="Write a page with tables and charts here, e.g. judgements.html.")] = None,
     seed: Annotated[int, Parameter(help="Seed of the bootstrap.")] = 0,
 ) -> None:
@@ -25,6 +28,7 @@ def stats(
 
     Example: tether collect stats answers.db --output judgements.html
     """
+    from tether.collect.exchange.items import annotator_ids
     from tether.collect.stats.command import collect_stats
     from tether.collect.stats.page import check_target, write_page
     from tether.collect.stats.words import as_text
@@ -33,7 +37,7 @@ def stats(
     if output is not None:
         check_target(output)
     with Store.open(database) as store:
-        summary = collect_stats(store, seed=seed)
+        summary = collect_stats(store, without=annotator_ids(store, without), seed=seed)
         place = store.place
     if output is not None:
         write_page(summary, output, title=f"Judgements of {place}")

@@ -59,6 +59,45 @@ def test_init_import_annotators_export_dump_load(tether, tmp_path):
         assert list(one.judgements()) == list(two.judgements())
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("--add Cy --add ''", "name of an annotator is empty; nobody was added"),
+        ("--add Cy --add Ann", "there is an annotator 'Ann' already (a1)"),
+        ("--add Cy --add ' Cy '", "the names 'Cy' come twice; nobody was added"),
+    ],
+)
+def test_annotators_are_added_all_or_none(tether, names, message):
+    assert tether("collect init a.db")[0] == 0
+    assert tether("collect annotators a.db --add Ann --add Bo")[0] == 0
+    status, _, told = tether(f"collect annotators a.db {names}")
+    assert (status, message in told) == (1, True)
+    assert [line.split()[1] for line in tether("collect annotators a.db")[1].splitlines()] == ["Ann", "Bo"]
+
+
+def test_test_questions_are_imported_with_their_known_choice(tether, tmp_path):
+    row = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}
+    labels = {f"{n} + 2?": label for n, label in enumerate([1, 0, 0.5, 1, 0, 1, 0])}
+    write_jsonl(tmp_path / "gold.jsonl", [row | {"prompt": prompt, "label": label} for prompt, label in labels.items()])
+    assert tether("collect init a.db --gold-share 0.5")[0] == 0
+    out = tether("collect import a.db gold.jsonl --gold")[1]
+    assert "7 items and 0 judgements added" in out
+    assert "7 x test question: its known choice is that of the row" in out
+    assert "7 items and 0 judgements were there already" in tether("collect import a.db gold.jsonl --gold")[1]
+    assert "7 items and 7 judgements added" in tether("collect import a.db gold.jsonl")[1]  # of the same answers, ordinary items
+    with Store.open("a.db") as store:
+        texts = {answer.answer_id: answer.text for answer in store.answers()}
+        prompts = {prompt.prompt_id: prompt.text for prompt in store.prompts()}
+        known = [item for item in store.items() if item.gold]
+    assert len(known) == 7
+    assert {item.answers[0] == min(item.answers) for item in known} == {True}  # in the order of ids, as in other items
+    for item in known:
+        best = {"first": texts[item.answers[0]], "second": texts[item.answers[1]], "tie": "both"}[item.gold.value]
+        assert best == {1: "4", 0: "5", 0.5: "both"}[labels[prompts[item.prompt_id]]]
+    assert "--annotator has no effect with --gold" in tether("collect import a.db gold.jsonl --gold --annotator Ann")[2]
+    assert "--gold has no effect with --format ratings" in tether("collect import a.db gold.jsonl --gold --format ratings")[2]
+
+
 def test_errors_are_one_sentence_with_status_1(tether, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"prompt": "p"}\n')
     tether("collect init a.db")

@@ -8,17 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tether.collect import schema
 from tether.collect.adding import Added
+from tether.collect.engine import sqlalchemy as sa
+from tether.collect.engine import writing
 from tether.collect.entries import Answer, Provenance
 from tether.collect.exchange.export import export_rows
 from tether.collect.exchange.formats import hh, ratings, trl
 from tether.collect.exchange.identity import item_of, prompt_id_of
-from tether.collect.exchange.imported import import_rows
+from tether.collect.exchange.imported import import_prompts, import_rows
 from tether.collect.exchange.rule import Rule
 from tether.collect.judgement import Choice, Item, Judgement
 from tether.collect.settings import Settings
 from tether.collect.store import Store
-from tether.types import Prompt
+from tether.types import Message, Prompt
 
 ROWS = [{"prompt": f"p{i % 3}", "chosen": f"yes {i}", "rejected": f"no {i % 2}"} for i in range(8)]
 
@@ -154,3 +157,71 @@ def test_the_order_of_new_items_is_that_of_the_rows(store):
     texts = {answer.answer_id: answer.plain for answer in store.answers()}
     firsts = [min(int(texts[name].split()[1]) for name in item.answers if texts[name].startswith("yes")) for item in store.items()]
     assert all(one < two for one, two in pairwise(firsts))
+
+
+def as_turns(row: dict) -> dict:
+    roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+    return {name: [{"role": role, "content": row[name]}] for name, role in roles.items()}
+
+
+@pytest.mark.parametrize("turns_first", [False, True])
+def test_a_string_and_one_turn_are_the_same_prompt_and_answer(store, turns_first):
+    forms = [ROWS, list(map(as_turns, ROWS))]
+    first, second = forms[::-1] if turns_first else forms
+    import_rows(store, first, trl(), "first.jsonl")
+    before, texts = sizes(store), [prompt.text for prompt in store.prompts()]
+    report = import_rows(store, second, trl(), "second.jsonl")
+    assert (report.prompts.new, report.answers.new, report.items, report.judgements) == (0, 0, Added(0, 8), Added(0, 8))
+    assert sizes(store) == before
+    assert [prompt.text for prompt in store.prompts()] == texts  # in the form that came first
+    assert isinstance(texts[0], str) != turns_first
+
+
+def test_other_turns_stay_other_prompts(store):
+    texts = ["Hi", (Message("system", "Hi"),), (Message("system", ""), Message("user", "Hi")), (Message("user", "hi"),)]
+    assert len({prompt_id_of(text) for text in texts}) == len(texts)
+    assert prompt_id_of("Hi") == prompt_id_of((Message("user", "Hi"),))
+
+
+def test_both_forms_are_on_one_side_of_the_split(tmp_path):
+    with Store.create(tmp_path / "x.db", Settings(held_out_share=0.5)) as store:
+        texts = [f"Question {i}?" for i in range(60)]
+        store.add_prompts(Prompt(f"a{i}", text) for i, text in enumerate(texts))
+        store.add_prompts(Prompt(f"b{i}", (Message("user", text),)) for i, text in enumerate(texts))
+        side = {prompt.prompt_id: prompt.held_out for prompt in store.prompts()}
+    assert 0 < sum(side[f"a{i}"] for i in range(60)) < 60
+    assert all(side[f"a{i}"] == side[f"b{i}"] for i in range(60))
+
+
+def test_an_older_database_keeps_its_sides_and_gives_them_to_the_other_form(tmp_path):
+    """There, one turn of a user had an id and a side by a hash of another text: here all are on the other side than they would be now."""
+    texts = [f"Question {i}?" for i in range(20)]
+    with Store.create(tmp_path / "x.db", Settings(held_out_share=0.5)) as store:
+        store.add_prompts(Prompt(f"old{i}", (Message("user", text),)) for i, text in enumerate(texts))
+        with writing(store.engine) as connection:
+            connection.execute(sa.update(schema.prompts).values(held_out=sa.not_(schema.prompts.c.held_out)))
+        sides = {prompt.prompt_id: prompt.held_out for prompt in store.prompts()}
+    with Store.open(tmp_path / "x.db") as store:
+        again = store.add_prompts(Prompt(f"old{i}", (Message("user", text),)) for i, text in enumerate(texts))
+        assert again == Added(0, 20)
+        store.add_prompts(Prompt(f"new{i}", text) for i, text in enumerate(texts))
+        found = {prompt.prompt_id: prompt.held_out for prompt in store.prompts()}
+        assert {name: found[name] for name in sides} == sides
+        assert [found[f"new{i}"] for i in range(20)] == [found[f"old{i}"] for i in range(20)]
+        assert import_rows(store, [{"prompt": texts[0], "chosen": "a", "rejected": "b"}], trl(), "x").prompts == Added(0, 1)
+
+
+def test_prompts_alone_are_found_by_their_contents(store, tmp_path):
+    store.add_prompts([Prompt("mine", (Message("user", "Why?"),))])
+    (tmp_path / "p.jsonl").write_text('{"prompt": "Why?"}\n{"prompt": [{"role": "user", "content": "How?"}]}\n{"prompt": "How?"}\n')
+    assert import_prompts(store, tmp_path / "p.jsonl") == Added(1, 2)
+    assert [prompt.text for prompt in store.prompts()] == [(Message("user", "Why?"),), (Message("user", "How?"),)]
+    assert import_prompts(store, tmp_path / "p.jsonl") == Added(0, 3)
+
+
+def test_an_answer_in_two_forms_is_nothing_to_compare(store):
+    store.add_prompts([Prompt("p", "Why?")])
+    store.add_answers([Answer("a", "p", "So."), Answer("b", "p", (Message("assistant", "So."),))])
+    store.add_items([Item("i", "p", ("a", "b"))])
+    store.record(Judgement("j", "i", store.add_annotator("Ann").id, Choice.FIRST, ("a", "b")))
+    assert list(export_rows(store, Rule(split="all"))) == []

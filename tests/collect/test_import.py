@@ -106,6 +106,76 @@ def test_all_bad_rows_are_listed_and_nothing_is_stored(store):
     assert list(store.prompts()) == []
 
 
+PAIR = {"prompt": "Why?", "chosen": "So.", "rejected": "No."}
+
+
+@pytest.mark.parametrize(
+    ("label", "better", "worse"), [(1, ["So."], ["No."]), (1.0, ["So."], ["No."]), (0, ["No."], ["So."]), (0.5, ["No.", "So."], None)]
+)
+def test_a_label_is_the_word_that_it_says(store, label, better, worse):
+    import_rows(store, [PAIR | {"label": label}], trl("Ann"), "x")
+    assert said(store) == [("Ann", better, *([worse] if worse else []))]
+
+
+def test_a_label_between_is_several_peoples_and_refused_or_one_vote(store):
+    rows = [PAIR | {"prompt": f"p{at}", "label": label} for at, label in enumerate((0.1, 1, 0.7, 0.5))]
+    with pytest.raises(DataError, match=r"2 of 4 rows cannot be used(.|\n)*row 1: `label` is 0.1, the share(.|\n)*--summaries as_votes"):
+        import_rows(store, rows, trl(), "x")
+    report = import_rows(store, rows, trl(), "x", summaries="as_votes")
+    assert "2 x `label` between 0 and 1, a share of votes, taken as one vote" in str(report)
+    assert [tiers for _, *tiers in said(store)] == [[["No."], ["So."]], [["So."], ["No."]], [["So."], ["No."]], [["No.", "So."]]]
+    with pytest.raises(DataError, match="probability that `chosen` is the better"):
+        import_rows(store, [PAIR | {"label": 7}], trl(), "x", summaries="as_votes")
+
+
+def test_a_label_in_a_csv_file_is_a_number(store, tmp_path):
+    (tmp_path / "x.csv").write_text("prompt,chosen,rejected,label\nWhy?,So.,No.,0\n")
+    import_file(store, tmp_path / "x.csv", trl())
+    assert said(store) == [("import", ["No."], ["So."])]
+
+
+def test_columns_without_a_place_are_counted_and_named(store):
+    rows = [PAIR | {"prompt": f"p{at}", "model_chosen": "m", "note": None, "margin": 0.0} for at in range(3)]
+    report = str(import_rows(store, [*rows, PAIR | {"label": 0.5, "strength": "much"}], trl(), "x"))
+    assert "\n  3 x column `model_chosen`, not kept: it has no place in the database" in report
+    assert "\n  1 x strength or margin of a tie, not kept" in report
+    assert "note" not in report
+    talk = {"chosen": "\n\nHuman: A\n\nAssistant: b", "rejected": "\n\nHuman: A\n\nAssistant: c", "source": "s"}
+    assert "1 x column `source`, not kept" in str(import_rows(store, [talk], hh(), "x"))
+    rated = ULTRA | {"source": "s", "completions": [one | {"critique": "Good."} for one in ULTRA["completions"]]}
+    notes = import_rows(store, [rated], ratings("all"), "x").notes
+    assert {name.split("`")[1]: count for name, count in notes.items()} == {"source": 1, "completions.critique": 1}
+
+
+def test_a_column_names_the_annotator_unless_the_caller_does(store):
+    rows = [PAIR | {"prompt": f"p{at}"} | who for at, who in enumerate(({"annotator": "Ann"}, {"rater": " Bo "}, {"rater": 7}, {}))]
+    import_rows(store, [*rows, PAIR | {"annotator": "Ann", "rater": "Cy"}], trl(), "x")
+    assert [name for name, *_ in said(store)] == ["Ann", "Bo", "7", "import", "Ann"]
+    assert import_rows(store, rows, trl(), "x").judgements.new == 0
+    report = import_rows(store, rows, trl("Di"), "x")
+    assert report.judgements.new == 4
+    assert "2 x column `rater`, not kept: --annotator says" in str(report)
+    with pytest.raises(DataError, match="`rater` must be the name of the person who judged, got"):
+        import_rows(store, [PAIR | {"rater": ["Ann", "Bo"]}], trl(), "x")
+
+
+def test_transcripts_are_not_taken_as_plain_answers(store):
+    row = {"chosen": "\n\nHuman: A\n\nAssistant: b", "rejected": "\n\nHuman: A\n\nAssistant: c"}
+    for more in ({}, {"prompt": "A"}):
+        with pytest.raises(DataError, match="a transcript as in Anthropic's HH data; import the file with --format hh"):
+            import_rows(store, [row | more], trl(), "x")
+    assert list(store.prompts()) == []
+
+
+def test_bundled_data_has_its_name_everywhere(store):
+    report = import_file(store, "tether:quickstart_comparisons.jsonl", trl())
+    assert report.judgements.new == report.rows > 0
+    assert [one.name for one in store.annotators()] == ["Plainspoken v1 (simulated, not a person)"]
+    assert {answer.provenance.source for answer in store.answers()} == {"tether:quickstart_comparisons.jsonl"}
+    with pytest.raises(DataError, match=r"no such bundled data\. Known: tether:"):
+        import_file(store, "tether:none.jsonl", trl())
+
+
 def test_hh_transcripts_become_conversations(store):
     begin = "\n\nHuman: Hi there\n\nAssistant: Hello.\n\nHuman: What is rain?\n\nAssistant:"
     import_rows(

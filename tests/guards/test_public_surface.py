@@ -54,8 +54,8 @@ OPTIONS = {
     "collect init": [*COLLECT_SETTINGS, "DATABASE"],
     "collect settings": [*COLLECT_SETTINGS, "DATABASE"],
     "collect import": [
-        "--annotator", "--answer-field", "--format", "--pairs", "--prompt-field", "--question", "--summaries", "--unjudged", "DATABASE",
-        "FILE",
+        "--annotator", "--answer-field", "--format", "--gold", "--pairs", "--prompt-field", "--question", "--summaries", "--unjudged",
+        "DATABASE", "FILE",
     ],
     "collect export": [
         "--both-bad", "--form", "--gold", "--margin", "--min-agreement", "--much", "--rows", "--slight", "--split", "--ties",
@@ -66,7 +66,7 @@ OPTIONS = {
     "collect annotators": ["--add", "DATABASE"],
     "collect generate": ["--limit", "--max-new-tokens", "--pairs", "--samples", "--seed", "--temperature", "DATABASE", "MODEL"],
     "collect score": ["DATABASE", "REWARD_MODEL"],
-    "collect stats": ["--json", "--output", "--seed", "DATABASE"],
+    "collect stats": ["--json", "--output", "--seed", "--without", "DATABASE"],
     "collect simulate": [
         "--annotators", "--answers", "--careless", "--json", "--judgements", "--length-bias", "--overlap", "--position-bias", "--prompts",
         "--seed", "--temperature", "--tie-threshold",

@@ -8,16 +8,18 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from tether.collect import schema
-from tether.collect.codec import check_plain
+from tether.collect.codec import check_plain, prompt_row, stored_content
 from tether.collect.engine import Connection
 from tether.collect.engine import sqlalchemy as sa
+from tether.collect.entries import StoredPrompt
 from tether.collect.judgement import Item
 from tether.collect.order import share_of
 from tether.collect.select import in_random_share, random_place
 from tether.collect.settings import Settings
 from tether.errors import DataError
+from tether.types import Prompt
 
-__all__ = ["GOLD", "RANDOM", "STRATEGY", "Added", "add_items", "add_rows", "answers_of_items", "chunks", "known_ids"]
+__all__ = ["GOLD", "RANDOM", "STRATEGY", "Added", "add_items", "add_prompts", "add_rows", "answers_of_items", "chunks", "known_ids"]
 
 GOLD, RANDOM, STRATEGY = 0, 1, 2
 _CHUNK = 500  # parameters per statement stay under every database's limit
@@ -77,6 +79,26 @@ def add_rows(
             connection.execute(sa.insert(table), [row | begin(row) | {"number": number + at} for at, row in enumerate(fresh)])
         number, new, known = number + len(fresh), new + len(fresh), known + len(chunk) - len(fresh)
     return Added(new, known)
+
+
+def add_prompts(connection: Connection, prompts: Iterable[Prompt], settings: Settings) -> Added:
+    """Add prompts, each on its side of the held-out split: that of the same contents, which are drawn for by their hash."""
+    table = schema.prompts
+    # A database from before sides went by contents may hold one turn of a user on the side that another hash gave it.
+    turns = sa.select(table.c.text, table.c.held_out).where(table.c.text.like('[["user"%')).order_by(table.c.number.desc())
+    sides = {stored_content(row.text, "user"): bool(row.held_out) for row in connection.execute(turns)}
+
+    def side(row: dict[str, Any]) -> dict[str, Any]:
+        content = stored_content(row["text"], "user")
+        drawn = sides.get(content)
+        return {"held_out": share_of(settings.held_out_share, settings.seed, "held out", content) if drawn is None else drawn}
+
+    def contents(prompt: Prompt) -> dict[str, Any]:
+        row = prompt_row(StoredPrompt(prompt.prompt_id, prompt.text, prompt.columns))
+        del row["held_out"]  # a side is fixed when the prompt is added
+        return row
+
+    return add_rows(connection, table, map(contents, prompts), {}, side)
 
 
 def next_number(connection: Connection, table: Any) -> int:

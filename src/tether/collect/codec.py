@@ -9,15 +9,15 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from tether.collect.engine import Unreadable
-from tether.collect.entries import Answer, Provenance, StoredPrompt, Text
+from tether.collect.entries import Answer, Provenance, StoredPrompt, Text, one_form
 from tether.collect.judgement import Choice, Judgement, Strength
 from tether.errors import DataError
 from tether.records.fields import check_unicode
-from tether.types import Message
+from tether.types import Message, Role
 
 __all__ = [
-    "answer_of", "answer_row", "check_plain", "gold_of", "judgement_of", "judgement_row", "prompt_of", "prompt_row", "stored",
-    "text_from_json", "text_to_json", "to_json",
+    "answer_of", "answer_row", "check_plain", "content_of", "gold_of", "judgement_of", "judgement_row", "prompt_of", "prompt_row", "stored",
+    "stored_content",     "text_from_json", "text_to_json", "to_json",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -45,6 +45,16 @@ def check_plain(text: Any, what: str) -> None:
 def text_to_json(text: Text, what: str) -> str:
     """A string, or a list of [role, content]."""
     return to_json(text if isinstance(text, str) else [[turn.role, turn.content] for turn in text], what)
+
+
+def content_of(text: Text, role: Role, what: str) -> str:
+    """What a prompt (role "user") or an answer ("assistant") is compared by: its JSON in one form (``entries.one_form``)."""
+    return text_to_json(one_form(text, role), what)
+
+
+def stored_content(text: str, role: Role) -> str:
+    """The same of a stored text."""
+    return content_of(text_from_json(text), role, "a stored text") if text.startswith(f'[["{role}"') else text
 
 
 def stored(convert: Callable[[Any], T], value: Any) -> T:

@@ -13,16 +13,16 @@ from types import TracebackType
 from typing import Any
 
 from tether.collect import schema
-from tether.collect.adding import GOLD, Added, add_items, add_rows, answers_of_items, next_number
+from tether.collect.adding import GOLD, Added, add_items, add_prompts, add_rows, answers_of_items, next_number
 from tether.collect.assign import assign, progress
-from tether.collect.codec import answer_of, answer_row, check_plain, gold_of, prompt_of, prompt_row, text_from_json
+from tether.collect.codec import answer_of, answer_row, check_plain, gold_of, prompt_of, text_from_json
 from tether.collect.engine import Engine, check_file, reading, shown_place, writing
 from tether.collect.engine import sqlalchemy as sa
 from tether.collect.entries import Annotator, Answer, ItemState, Progress, Shown, StoredPrompt, plain_text
 from tether.collect.judgement import Item, Judgement
 from tether.collect.judging import history, judgements_of, record_all, undo
 from tether.collect.opening import create_database, open_database, read_settings, write_settings
-from tether.collect.order import display_order, share_of
+from tether.collect.order import display_order
 from tether.collect.scoring import read_scores, rerank, scorer_ids, write_scores
 from tether.collect.settings import CHANGEABLE, Settings, Strategy
 from tether.errors import ConfigError, DataError
@@ -98,16 +98,10 @@ class Store:
 
     def add_prompts(self, prompts: Iterable[Prompt]) -> Added:
         """Store prompts; those that are there with the same contents are counted and left. Training or held out is decided here, by a hash
-        of the seed and the text, so that a text is on one side whatever its id.
+        of the seed and the text, so that a text is on one side whatever its id, as a string and as the one turn of a user.
         """
-        share, seed = self.settings.held_out_share, self.settings.seed
-
-        def row(prompt: Prompt) -> dict[str, Any]:
-            stored = prompt_row(StoredPrompt(prompt.prompt_id, prompt.text, prompt.columns))
-            return stored | {"held_out": share_of(share, seed, "held out", stored["text"])}
-
         with writing(self._engine) as connection:
-            return add_rows(connection, schema.prompts, map(row, prompts), {})
+            return add_prompts(connection, prompts, self.settings)
 
     def add_answers(self, answers: Iterable[Answer]) -> Added:
         """Store answers to stored prompts."""
@@ -147,18 +141,28 @@ class Store:
 
     def add_annotator(self, name: str) -> Annotator:
         """A new annotator with an id of the store's making ("a1", "a2", ...). Raises DataError for a name that is taken."""
-        name = name.strip()
-        check_plain(name, "the name of an annotator")
-        if not name:
-            raise DataError("the name of an annotator is empty")
+        return self.add_annotators([name])[0]
+
+    def add_annotators(self, names: Iterable[str]) -> list[Annotator]:
+        """Several new annotators: all are added or none. Raises DataError for a name that is empty, taken, or there twice."""
+        wanted: list[str] = []
+        for name in names:
+            check_plain(name, "the name of an annotator")
+            wanted.append(name.strip())
+            if not wanted[-1]:
+                raise DataError("the name of an annotator is empty; nobody was added")
+        if twice := sorted({name for name in wanted if wanted.count(name) > 1}):
+            raise DataError(f"the names {', '.join(map(repr, twice))} come twice; nobody was added: each annotator has a name of one's own")
         table = schema.annotators
         with writing(self._engine) as connection:
-            taken = connection.scalar(sa.select(table.c.annotator_id).where(table.c.name == name))
-            if taken is not None:
-                raise DataError(f"there is an annotator {name!r} already ({taken}); choose another name")
+            ids = {row.name: row.annotator_id for row in connection.execute(sa.select(table.c.name, table.c.annotator_id))}
+            if taken := [f"{name!r} already ({ids[name]})" for name in wanted if name in ids]:
+                raise DataError(f"there is an annotator {', '.join(taken)}; choose another name")
             number = next_number(connection, table)
-            connection.execute(sa.insert(table).values(annotator_id=f"a{number + 1}", name=name, number=number))
-            return Annotator(f"a{number + 1}", name)
+            added = [Annotator(f"a{at + 1}", name) for at, name in enumerate(wanted, start=number)]
+            for at, one in enumerate(added, start=number):
+                connection.execute(sa.insert(table).values(annotator_id=one.id, name=one.name, number=at))
+            return added
 
     def annotators(self) -> list[Annotator]:
         """In the order they were added."""

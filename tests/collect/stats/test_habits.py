@@ -263,7 +263,7 @@ def test_fleiss_is_over_the_most_common_number_of_people():
     assert found.fleiss_annotators == 4
     assert found.fleiss_units == found.num_shared_units
     # nothing missing and one number of people: alpha is Fleiss' kappa corrected for small samples
-    n = 4 * found.num_shared_units
+    n = 2 * 4 * found.num_shared_units  # each unit counts in both directions
     assert 1 - found.alpha_nominal.estimate == pytest.approx((1 - found.fleiss.estimate) * (n - 1) / n, rel=1e-9)
 
 

@@ -238,6 +238,29 @@ def fill(store, made, held_back=()):
     return kept
 
 
+def test_people_are_left_out_of_the_figures_by_name_or_id(tmp_path, capsys):
+    pytest.importorskip("sqlalchemy")
+    from tether.collect.settings import Settings
+    from tether.collect.store import Store
+
+    made = simulate(SimulatedStudy(num_prompts=60, seed=3))
+    place, gone = tmp_path / "answers.db", "annotator-3"
+    with Store.create(place, Settings(seed=1, overlap=1.0, judgements_per_overlap_item=3)) as store:
+        kept = fill(store, made)
+        ids = {one.name: one.id for one in store.annotators()}
+        summary, whole = collect_stats(store, without=[ids[gone]]), collect_stats(store)
+    others = [one for one in kept if one.annotator != ids[gone]]
+    assert 0 < len(others) < len(kept)
+    assert summary.figures == summarise(others, made.items, made.lengths).figures
+    assert gone in {row.name for row in whole.annotators} - {row.name for row in summary.annotators}
+    for word in (gone, ids[gone]):
+        cli_collect_stats.stats(str(place), without=(word,), as_json=True)
+        assert json.loads(capsys.readouterr().out) == summary.as_json()
+    assert summary.warnings == (f"Without {gone}: {len(kept) - len(others)} judgements count nowhere.", *whole.warnings)
+    with pytest.raises(ConfigError, match="there is no annotator 'Nobody'; known: a1"):
+        cli_collect_stats.stats(str(place), without=("Nobody",))
+
+
 def test_a_stored_collection_gives_the_summary_of_its_records(tmp_path, capsys):
     pytest.importorskip("sqlalchemy")
     from tether.collect.settings import Settings

@@ -13,7 +13,7 @@ from tether.collect.adding import answers_of_items, chunks
 from tether.collect.codec import gold_of
 from tether.collect.engine import Connection, reading
 from tether.collect.engine import sqlalchemy as sa
-from tether.collect.entries import Text
+from tether.collect.entries import Text, one_form
 from tether.collect.exchange.items import annotator_ids, item_rows, judgements_on, outside, refuse_none, texts_of
 from tether.collect.exchange.rule import Decision, Rule, decide, pair_votes
 from tether.collect.exchange.tables import write_table
@@ -142,7 +142,7 @@ def _with_texts(
     prompts = texts_of(connection, schema.prompts.c.prompt_id, {row.prompt_id for row, *_ in decided})
     for row, a, b, decision in decided:
         chosen, rejected = (a, b) if decision.first_chosen else (b, a)
-        if answers[chosen] == answers[rejected]:
+        if one_form(answers[chosen], "assistant") == one_form(answers[rejected], "assistant"):
             report.left_out["the same text twice"] += decision.first_chosen or decision.soft_label != 0.5  # a tie comes in both orders
             continue
         yield Exported(

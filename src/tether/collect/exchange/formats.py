@@ -1,6 +1,7 @@
 """Layouts of preference data sets: TRL's columns, Anthropic's HH transcripts, rated completions as in UltraFeedback.
 
-Every function returns a parser of rows (``given.Parser``).
+Every function returns a parser of rows (``given.Parser``). Whose word a row is says its column `annotator` or `rater`, unless the caller
+names an ``annotator``; without either it is "import". A column without a place in the database is a note.
 """
 
 from __future__ import annotations
@@ -26,23 +27,70 @@ _TURN = re.compile(r"\n\n(Human|Assistant):")
 _ROLE = {"Human": "user", "Assistant": "assistant"}
 
 
-def trl(annotator: str = "import") -> Parser:
+def trl(annotator: str = "") -> Parser:
     """`prompt`, `chosen`, `rejected`, plain or conversational; without `prompt` it is what both answers begin with.
 
-    A `strength` of "slight" or "much" is kept (our own exports have it); a margin is a number without a place here and is counted.
+    A `label`, the probability that chosen is better, is a vote for chosen (1), for rejected (0) or a tie (.5); a number between sums up
+    several people and makes the row a bad one (``summaries.one_vote_each`` takes it). A `strength` of "slight" or "much" is kept (our own
+    exports have it); a margin is a number without a place here and is counted.
     """
 
     def parse(row: Mapping[str, Any]) -> Iterator[Imported]:
+        _refuse_transcripts(row)
         pair = comparison_from_row(row)
         strength = _strength(row.get("strength"))
-        notes = ("margin that is not kept: the database holds strengths, slight or much",) if pair.margin and strength is None else ()
-        word = Word(annotator, ((0,), (1,)), strength)
-        yield Imported(pair.prompt, (GivenAnswer(pair.chosen), GivenAnswer(pair.rejected)), (word,), notes=notes)
+        if pair.label not in _TIERS:
+            raise DataError(
+                f"`label` is {pair.label:g}, the share of several people who prefer chosen; a row is one person's word (1, 0, or .5 for a "
+                "tie). --summaries as_votes takes each row as one vote for the side that has more."
+            )
+        who, notes = _who(row, annotator)
+        if pair.margin and strength is None:
+            notes.append("margin that is not kept: the database holds strengths, slight or much")
+        if pair.label == 0.5 and (strength or pair.margin):
+            notes.append("strength or margin of a tie, not kept")
+        notes += _without_place(row, "prompt", "chosen", "rejected", "label", "strength", "margin")
+        word = Word(who, _TIERS[pair.label], strength)
+        yield Imported(pair.prompt, (GivenAnswer(pair.chosen), GivenAnswer(pair.rejected)), (word,), notes=tuple(notes))
 
     return parse
 
 
-def hh(annotator: str = "import") -> Parser:
+_TIERS = {1.0: ((0,), (1,)), 0.5: ((0, 1),), 0.0: ((1,), (0,))}
+_WHO = ("annotator", "rater")
+
+
+def _refuse_transcripts(row: Mapping[str, Any]) -> None:
+    """A transcript of HH is a plain string, and would be taken as one strange answer."""
+    for name in ("chosen", "rejected"):
+        if isinstance(text := row.get(name), str) and text.startswith("\n\nHuman:"):
+            told = f'`{name}` begins with "\\n\\nHuman:", a transcript as in Anthropic\'s HH data'
+            raise DataError(f"{told}; import the file with --format hh.")
+
+
+def _who(row: Mapping[str, Any], annotator: str) -> tuple[str, list[str]]:
+    """(whose word it is, notes on names that are not kept)."""
+    given = {name: row[name] for name in _WHO if row.get(name) not in (None, "")}
+    if annotator:
+        return annotator, [f"column `{name}`, not kept: --annotator says whose word it is" for name in given]
+    if not given:
+        return "import", []
+    (column, name), *others = given.items()
+    if isinstance(name, bool) or not isinstance(name, str | int) or not str(name).strip():
+        raise DataError(f"`{column}` must be the name of the person who judged, got {kind_of(name)}; --annotator names one for all rows.")
+    return str(name).strip(), [f"column `{other}`, not kept: `{column}` says whose word it is" for other, _ in others]
+
+
+def _without_place(row: Mapping[str, Any], *known: str) -> list[str]:
+    """A note for every column that holds something and is not stored."""
+    return [
+        f"column `{name}`, not kept: it has no place in the database"
+        for name, value in row.items()
+        if name not in known and name not in _WHO and value not in (None, "")
+    ]
+
+
+def hh(annotator: str = "") -> Parser:
     """`chosen` and `rejected`, whole transcripts with the marks "\\n\\nHuman:" and "\\n\\nAssistant:"; they become conversations."""
 
     def parse(row: Mapping[str, Any]) -> Iterator[Imported]:
@@ -51,7 +99,9 @@ def hh(annotator: str = "import") -> Parser:
         check_prompt(prompt)
         for name, answer in zip(("chosen", "rejected"), answers, strict=True):
             check_answer(answer, name)
-        yield Imported(prompt, tuple(map(GivenAnswer, answers)), (Word(annotator, ((0,), (1,))),))
+        who, notes = _who(row, annotator)
+        notes += _without_place(row, "chosen", "rejected")
+        yield Imported(prompt, tuple(map(GivenAnswer, answers)), (Word(who, _TIERS[1.0]),), notes=tuple(notes))
 
     return parse
 
@@ -66,7 +116,7 @@ def _transcript(row: Mapping[str, Any], name: str) -> tuple[Message, ...]:
     return tuple(Message(_ROLE[who], said.strip()) for who, said in zip(parts[::2], parts[1::2], strict=True))  # pyright: ignore[reportArgumentType]
 
 
-def ratings(pairs: Pairs = "ranking", annotator: str = "import") -> Parser:
+def ratings(pairs: Pairs = "ranking", annotator: str = "") -> Parser:
     """`prompt` (or `instruction`) and several rated answers: `completions`, each with `response` (or `text`, `content`), `model` and
     `overall_score` (or `rating`, `score`, or `annotations` whose `Rating` numbers are averaged); or the lists `generations`, `ratings`,
     `generation_models`.
@@ -83,11 +133,19 @@ def ratings(pairs: Pairs = "ranking", annotator: str = "import") -> Parser:
         known = [score for score in scores if score is not None]
         if known and len(known) < len(scores):
             raise DataError(f"{len(scores) - len(known)} of {len(scores)} answers have no rating; rate all of them or none.")
-        for places in _groups(scores if known else [0.0] * len(scores), pairs):
-            words = (Word(annotator, _tiers([scores[at] for at in places])),) if known else ()
-            yield Imported(prompt, tuple(answers[at] for at in places), words)
+        who, notes = _who(row, annotator)
+        notes += _without_place(row, "prompt", "messages", "instruction", "completions", "generations", "ratings", "generation_models")
+        if has(row, "completions"):
+            of_answers = {f"completions.{name}": value for one in row["completions"] for name, value in one.items() if name not in _USED}
+            notes += _without_place(of_answers)
+        for number, places in enumerate(_groups(scores if known else [0.0] * len(scores), pairs)):
+            words = (Word(who, _tiers([scores[at] for at in places])),) if known else ()
+            yield Imported(prompt, tuple(answers[at] for at in places), words, notes=() if number else tuple(notes))
 
     return parse
+
+
+_USED = ("response", "text", "content", "model", "overall_score", "rating", "score", "annotations")
 
 
 def _groups(scores: Sequence[float | None], pairs: Pairs) -> list[tuple[int, ...]]:

@@ -5,14 +5,15 @@ Ids are empty where the file gives none: then the contents decide (``identity``)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tether.collect.entries import Text
 from tether.collect.judgement import Choice, Strength
+from tether.errors import DataError
 
-__all__ = ["GivenAnswer", "Imported", "Parser", "Word"]
+__all__ = ["GivenAnswer", "Imported", "Parser", "Word", "as_gold"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +61,19 @@ class Imported:
 
 Parser = Callable[[Mapping[str, Any]], Iterable[Imported]]
 """A row to what it says. Raises DataError with what is wrong with the row."""
+
+_KNOWN = {((0,), (1,)): Choice.FIRST, ((1,), (0,)): Choice.SECOND, ((0, 1),): Choice.TIE}
+
+
+def as_gold(parse: Parser) -> Parser:
+    """The parser, with the one word of a row on its two answers taken as the known choice of a test question."""
+
+    def parse_gold(row: Mapping[str, Any]) -> Iterator[Imported]:
+        for one in parse(row):
+            known = _KNOWN.get(one.words[0].tiers) if len(one.words) == 1 else None
+            if known is None or len(one.answers) != 2:
+                raise DataError("a test question has two answers and one word on them, which is its known choice.")
+            note = "test question: its known choice is that of the row, and nobody's judgement"
+            yield replace(one, words=(), gold=known, notes=(*one.notes, note))
+
+    return parse_gold

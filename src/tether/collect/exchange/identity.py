@@ -1,7 +1,8 @@
 """Which stored prompts, answers and items the rows of a file are about. Contents decide; the name of a file never does.
 
-    prompt   its text
-    answer   prompt, text, name of the model, and a running number among equal ones of a row
+    prompt   its text; a string and one turn of a user are the same
+    answer   prompt, text (a string and one turn of the assistant are the same), name of the model, and a running number among equal ones
+             of a row
     item     the set of its answers (and the known choice of a test question)
 
 What is stored with the same contents is meant, whatever its id: a database from before this rule, when the file's name was a part of an
@@ -15,13 +16,13 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeVar
 
 from tether.collect import schema
 from tether.collect.adding import answers_of_items, chunks, known_ids
-from tether.collect.codec import answer_of, gold_of, text_to_json
+from tether.collect.codec import answer_of, content_of, gold_of, stored_content, text_from_json
 from tether.collect.engine import Connection
 from tether.collect.engine import sqlalchemy as sa
 from tether.collect.entries import Answer, Provenance, Text
@@ -29,7 +30,7 @@ from tether.collect.exchange.given import GivenAnswer, Imported
 from tether.collect.judgement import Choice, Item
 from tether.types import Prompt
 
-__all__ = ["PlacedRow", "Placing", "item_of", "place_rows", "prompt_id_of"]
+__all__ = ["PlacedRow", "Placing", "item_of", "place_prompts", "place_rows", "prompt_id_of"]
 
 Content = TypeVar("Content", bound=Hashable)
 Slot = str | int
@@ -58,13 +59,29 @@ class Placing:
 
 def prompt_id_of(text: Text) -> str:
     """An id that is a hash of the prompt: equal prompts of several files are one."""
-    return _hash(text_to_json(text, "a prompt"))
+    return _hash(content_of(text, "user", "a prompt"))
 
 
 def item_of(prompt_id: str, answers: Sequence[str]) -> Item:
     """The item of these answers: its id and its order are functions of the set of answers."""
     ordered = tuple(sorted(answers))
     return Item(_hash("\n".join(ordered)), prompt_id, ordered)
+
+
+def place_prompts(connection: Connection, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Prompts without ids of their own, with the ids that their contents have: of the first stored one (in the form in which it is
+    stored), else a hash.
+    """
+    texts = [content_of(prompt.text, "user", "a prompt") for prompt in prompts]
+    table, first = schema.prompts, dict[str, Prompt]()
+    for chunk in chunks(names[0] for names in _prompts_by_text(connection, set(texts)).values()):
+        for row in connection.execute(sa.select(table).where(table.c.prompt_id.in_(chunk))):
+            first[stored_content(row.text, "user")] = Prompt(row.prompt_id, text_from_json(row.text))
+    found = []
+    for text, prompt in zip(texts, prompts, strict=True):
+        known = first.setdefault(text, replace(prompt, prompt_id=_hash(text)))
+        found.append(replace(prompt, prompt_id=known.prompt_id, text=known.text))
+    return found
 
 
 def place_rows(connection: Connection, rows: Sequence[Imported], source: str) -> Placing:
@@ -77,12 +94,13 @@ def place_rows(connection: Connection, rows: Sequence[Imported], source: str) ->
 
 
 def _place_prompts(connection: Connection, rows: Sequence[Imported]) -> tuple[list[str], list[Prompt]]:
-    texts = [text_to_json(row.prompt, "a prompt") for row in rows]
+    texts = [content_of(row.prompt, "user", "a prompt") for row in rows]
     asked = [row.prompt_id or _hash(text) for row, text in zip(rows, texts, strict=True)]
     table = schema.prompts
     stored: dict[str, str] = {}  # id -> text
     for chunk in chunks(dict.fromkeys(asked)):
-        stored.update((row.prompt_id, row.text) for row in connection.execute(sa.select(table).where(table.c.prompt_id.in_(chunk))))
+        for row in connection.execute(sa.select(table).where(table.c.prompt_id.in_(chunk))):
+            stored[row.prompt_id] = stored_content(row.text, "user")
     wanted: dict[str, dict[Slot, None]] = {}
     for text, name in zip(texts, asked, strict=True):
         wanted.setdefault(text, {})[name] = None
@@ -107,8 +125,8 @@ def _prompts_by_text(connection: Connection, texts: set[str]) -> dict[str, list[
         table = schema.prompts
         query = sa.select(table.c.prompt_id, table.c.text).order_by(table.c.number)
         for row in connection.execution_options(yield_per=1000).execute(query):
-            if row.text in texts:
-                found.setdefault(row.text, []).append(row.prompt_id)
+            if (text := stored_content(row.text, "user")) in texts:
+                found.setdefault(text, []).append(row.prompt_id)
     return found
 
 
@@ -140,7 +158,7 @@ def _place_answers(
 def _slots(answers: Iterable[GivenAnswer], prompt_id: str) -> Iterator[tuple[_AnswerContent, Slot]]:
     seen: Counter[_AnswerContent] = Counter()
     for answer in answers:
-        content = (prompt_id, text_to_json(answer.text, "an answer"), answer.model)
+        content = (prompt_id, content_of(answer.text, "assistant", "an answer"), answer.model)
         yield content, answer.answer_id or seen[content]  # two equal texts are two answers
         seen[content] += 1
 
@@ -150,7 +168,7 @@ def _stored_answers(connection: Connection, prompt_ids: Iterable[str]) -> dict[_
     found: dict[_AnswerContent, list[str]] = {}
     for chunk in chunks(dict.fromkeys(prompt_ids)):
         for row in connection.execute(sa.select(table).where(table.c.prompt_id.in_(chunk)).order_by(table.c.number)):
-            content = (row.prompt_id, row.text, answer_of(row).provenance.model)
+            content = (row.prompt_id, stored_content(row.text, "assistant"), answer_of(row).provenance.model)
             found.setdefault(content, []).append(row.answer_id)
     return found
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tether.collect.adding import Added
-from tether.collect.codec import text_to_json
+from tether.collect.codec import content_of
 from tether.collect.engine import reading
-from tether.collect.entries import Text
-from tether.collect.exchange.given import Imported, Parser
-from tether.collect.exchange.identity import Placing, place_rows, prompt_id_of
+from tether.collect.entries import one_form
+from tether.collect.exchange.given import Imported, Parser, as_gold
+from tether.collect.exchange.identity import Placing, place_prompts, place_rows
 from tether.collect.exchange.judged import Said, say
 from tether.collect.exchange.summaries import one_vote_each, refuse_summaries
 from tether.collect.exchange.tables import read_table
@@ -27,7 +27,7 @@ from tether.errors import DataError
 from tether.records import read_prompts, refuse_bad_rows
 from tether.records.fields import as_mapping
 
-__all__ = ["ImportReport", "import_file", "import_prompts", "import_rows", "simplest"]
+__all__ = ["ImportReport", "import_file", "import_prompts", "import_rows"]
 
 
 @dataclass(slots=True)
@@ -49,48 +49,47 @@ class ImportReport:
         return f"{self.rows} rows: {', '.join(parts)} and {last} added; {known}{notes}"
 
 
-def simplest(text: Text) -> Text:
-    """A single assistant turn is its string; anything else stays."""
-    return text[0].content if not isinstance(text, str) and len(text) == 1 and text[0].role == "assistant" else text
-
-
 Summaries = Literal["refuse", "as_votes"]
 
 
-def import_file(store: Store, path: str | Path, parse: Parser, *, judged: bool = True, summaries: Summaries = "refuse") -> ImportReport:
-    """Import every row of a .jsonl, .json, .parquet or .csv file. See ``import_rows``."""
-    return import_rows(store, read_table(path), parse, str(path), judged=judged, summaries=summaries)
+def import_file(
+    store: Store, path: str | Path, parse: Parser, *, judged: bool = True, summaries: Summaries = "refuse", gold: bool = False
+) -> ImportReport:
+    """Import every row of a .jsonl, .json, .parquet or .csv file, or of tether:NAME. See ``import_rows``."""
+    return import_rows(store, read_table(path), parse, str(path), judged=judged, summaries=summaries, gold=gold)
 
 
 def import_prompts(store: Store, path: str | Path) -> Added:
-    """Prompts alone, to draw answers to. A row without a `prompt_id` gets a hash of its text. Raises one DataError with all bad rows."""
+    """Prompts alone, to draw answers to. A row without a `prompt_id` is the stored prompt with its contents, or gets a hash of
+    them. Raises one DataError with all bad rows."""
     rows = read_table(path)
     prompts = read_prompts(rows, str(path))
     named = [isinstance(row, Mapping) and row.get("prompt_id") is not None for row in rows]
-    return store.add_prompts(
-        one if own else replace(one, prompt_id=prompt_id_of(one.text)) for one, own in zip(prompts, named, strict=True)
-    )
+    with reading(store.engine) as connection:
+        placed = iter(place_prompts(connection, [one for one, own in zip(prompts, named, strict=True) if not own]))
+    return store.add_prompts([one if own else next(placed) for one, own in zip(prompts, named, strict=True)])
 
 
 def import_rows(
     store: Store, rows: Sequence[Mapping[str, Any] | DataError], parse: Parser, source: str, *, judged: bool = True,
-    summaries: Summaries = "refuse",
+    summaries: Summaries = "refuse", gold: bool = False,
 ) -> ImportReport:  # fmt: skip
     """Import rows; ``judged = False`` takes prompts, answers and items alone, to be judged anew. ``source`` names them in messages and
     in the provenance of the answers. Raises one DataError with all bad rows; nothing is stored then.
 
     A further row that judges the same item in the same name is the word of a further annotator: "import (2)". What is stored already is
     counted and left. A row whose answers are all the same text is counted and left out: there is nothing to compare. ``summaries``:
-    rows of our own pairs export are refused, or taken as one vote each (``exchange.summaries``).
+    rows of our own pairs export are refused, or taken as one vote each (``exchange.summaries``). ``gold``: the word of a row is no
+    judgement, but the known choice of a test question about its two answers.
     """
     if summaries == "as_votes":
         parse = one_vote_each(parse)
     else:
         refuse_summaries(rows, source)
-    parsed = _parse(rows, parse, source)
+    parsed = _parse(rows, as_gold(parse) if gold else parse, source)
     report = ImportReport(rows=len(rows), notes=Counter(note for row in parsed for note in row.notes))
     used = [_simple(row) for row in parsed]
-    unlike = [row for row in used if len({text_to_json(answer.text, "an answer") for answer in row.answers}) > 1]
+    unlike = [row for row in used if len({content_of(answer.text, "assistant", "an answer") for answer in row.answers}) > 1]
     if len(unlike) < len(used):
         report.notes[_EQUAL] = len(used) - len(unlike)
     with reading(store.engine) as connection:
@@ -105,7 +104,7 @@ _EQUAL = "row whose answers are the same text: nothing to compare, not stored"
 
 def _simple(row: Imported) -> Imported:
     """Answers as they are stored; with an id of the file they are left as they are."""
-    return replace(row, answers=tuple(one if one.answer_id else replace(one, text=simplest(one.text)) for one in row.answers))
+    return replace(row, answers=tuple(one if one.answer_id else replace(one, text=one_form(one.text, "assistant")) for one in row.answers))
 
 
 def _write(store: Store, placing: Placing, said: Said, report: ImportReport) -> None:

@@ -17,6 +17,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from tether.data.load import load_rows
 from tether.errors import DataError
 from tether.files import sync_file, sync_folder, temporary_beside, write_atomic_bytes
 from tether.records import read_lines, write_jsonl
@@ -26,7 +27,7 @@ __all__ = ["ENDINGS", "read_table", "write_table"]
 ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MARKS = ({"soft_label"}, {"judgement_id", "answer_ids"})  # a header with these columns is ours, and its cells are unescaped
-_NUMBERS = {"margin": float, "num_judgements": int, "agreement": float, "soft_label": float, "seconds": float}
+_NUMBERS = {"label": float, "margin": float, "num_judgements": int, "agreement": float, "soft_label": float, "seconds": float}
 _VALUES = {"annotators", "answers", "ranking", "shown", "chosen_shown_first", "models", "answer_ids"}  # of ours; their cells are JSON
 _MESSAGES = '[{"role"'  # how a cell of messages begins
 _BATCH = 10_000
@@ -47,7 +48,9 @@ def write_table(path: str | Path, rows: Iterable[Row]) -> Path:
 
 
 def read_table(path: str | Path) -> list[Row | DataError]:
-    """The rows of a .jsonl, .json (a list), .parquet or .csv file; an unreadable row is what is wrong with it."""
+    """The rows of a .jsonl, .json (a list), .parquet or .csv file, or of tether:NAME; an unreadable row is what is wrong with it."""
+    if str(path).startswith("tether:"):
+        return load_rows(str(path)).rows
     path = Path(path)
     if not path.exists():
         raise DataError(f"{path}: no such file (looked in {Path.cwd()})")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tether.agreement import Level, alpha_from_coincidences, coincidences, fleiss_kappa_from_sums, raw_agreement_from_coincidences
-from tether.collect.stats.reliability import NUM_CATEGORIES, categories, pairs_within
+from tether.collect.stats.reliability import MIRRORED, NUM_CATEGORIES, categories, pairs_within
 from tether.collect.stats.votes import Votes
 from tether.stats import Interval, bootstrap_sums, wilson
 
@@ -21,7 +21,9 @@ Ints = NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """Pairs of judgements of one unit by two people. ``raw``, ``alpha_nominal``: over first, tie, second, both bad. ``alpha_ordinal``:
-    over first < tie < second, both bad as a tie. ``fleiss``: of the units with ``fleiss_annotators`` people, the most common number.
+    over first < tie < second, both bad as a tie. Which answer of a unit is called first is arbitrary, so chance agreement (alpha, kappa) is
+    that of the units and their mirror images together: first and second are as common as each other by construction. ``fleiss``: of the
+    units with ``fleiss_annotators`` people, the most common number.
     ``decided``: same preference, of pairs that both decided; ``decided_much``, ``decided_slight``: of those whose first one said so.
     Rates are of judgements of two answers. None where nothing can be said.
     """
@@ -82,14 +84,22 @@ _SHARES = {place: (_AT + hits, _AT + trials) for place, (hits, trials) in _COLUM
 
 
 def _statistics(sums: Floats) -> Floats:
-    nominal = sums[:, _NOMINAL].reshape(-1, NUM_CATEGORIES, NUM_CATEGORIES)
+    nominal = _both_ways(sums[:, _NOMINAL].reshape(-1, NUM_CATEGORIES, NUM_CATEGORIES), MIRRORED)
+    ordinal = _both_ways(sums[:, _ORDINAL].reshape(-1, 3, 3), MIRRORED[:3])
+    fleiss = sums[:, _FLEISS]
+    fleiss = np.column_stack([(fleiss[:, :-1] + fleiss[:, MIRRORED]) / 2, fleiss[:, -1]])  # the agreement within a unit has no direction
     columns = [
         raw_agreement_from_coincidences(nominal),
         alpha_from_coincidences(nominal, Level.NOMINAL),
-        alpha_from_coincidences(sums[:, _ORDINAL].reshape(-1, 3, 3), Level.ORDINAL),
-        fleiss_kappa_from_sums(sums[:, _FLEISS]),
+        alpha_from_coincidences(ordinal, Level.ORDINAL),
+        fleiss_kappa_from_sums(fleiss),
     ]
     return np.stack([*columns, *(sums[:, hits] / sums[:, trials] for hits, trials in _SHARES.values())], axis=1)
+
+
+def _both_ways(coincidences_RKK: Floats, mirrored: Ints) -> Floats:
+    """Those of the units and of their mirror images."""
+    return coincidences_RKK + coincidences_RKK[:, mirrored][:, :, mirrored]
 
 
 def _unit_columns(votes: Votes, order: Ints, category: Ints) -> tuple[Floats, int, int]:

@@ -145,11 +145,12 @@ def logistic(rows: Floats, share: Floats, weight: Floats) -> Floats:
 
 
 def length_curve(votes: Votes, *, num_bins: int = 12) -> tuple[tuple[float, float, int], ...]:
-    """(length of the longer over the shorter answer, share of decided judgements that chose the longer, judgements) in bins of equal
-    count.
+    """(length of the longer over the shorter answer, share of decided judgements that chose the longer, judgements) in bins of about equal
+    count; equal ratios are in one bin.
     """
     keep = (votes.outcome != 0) & ~votes.gold & np.isfinite(votes.length_ratio) & (votes.length_ratio != 0)
     ratio, longer = np.abs(votes.length_ratio[keep]), (np.sign(votes.length_ratio) == votes.outcome)[keep]
-    order = np.argsort(ratio, kind="stable")
-    parts = [part for part in np.array_split(order, min(num_bins, max(1, len(order) // 20))) if len(part)]
-    return tuple((math.exp(float(np.median(ratio[part]))), float(longer[part].mean()), len(part)) for part in parts)
+    ends = [part[-1] for part in np.array_split(np.sort(ratio), min(num_bins, max(1, len(ratio) // 20))) if len(part)]
+    place = np.searchsorted(np.unique(ends), ratio)
+    parts = [place == at for at in np.unique(place)]
+    return tuple((math.exp(float(np.median(ratio[part]))), float(longer[part].mean()), int(part.sum())) for part in parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -29,15 +30,18 @@ class StoreLike(Protocol):
     def annotators(self) -> Any: ...
 
 
-def collect_stats(store: StoreLike, *, seed: int = 0, confidence: float = 0.95) -> CollectSummary:
+def collect_stats(store: StoreLike, *, without: Collection[str] = (), seed: int = 0, confidence: float = 0.95) -> CollectSummary:
     """The summary of an open collection, people by their names. Where its strategy is not random, agreement and the ceiling are those of
-    its random share.
+    its random share. ``without``: ids of annotators whose word does not count, as in an export; a warning names them.
     """
     shown = names(store)
-    judgements: list[Judgement] = [
-        replace(judgement, annotator=shown.get(judgement.annotator, judgement.annotator))
-        for judgement in store.judgements(include_withdrawn=True)
-    ]
+    judgements: list[Judgement] = []
+    left_out = 0
+    for judgement in store.judgements(include_withdrawn=True):
+        if judgement.annotator in without:
+            left_out += judgement.withdrawn_at is None
+        else:
+            judgements.append(replace(judgement, annotator=shown.get(judgement.annotator, judgement.annotator)))
     items: list[Item] = []
     drawn: set[str] = set()
     for state in store.item_states():
@@ -45,7 +49,11 @@ def collect_stats(store: StoreLike, *, seed: int = 0, confidence: float = 0.95) 
         if state.random or state.chosen_by not in _CHOOSING:
             drawn.add(state.item.item_id)
     lengths = {answer.answer_id: len(answer.plain) for answer in store.answers()}
-    return summarise(judgements, items, lengths, random_items=drawn, seed=seed, confidence=confidence)
+    summary = summarise(judgements, items, lengths, random_items=drawn, seed=seed, confidence=confidence)
+    if not without:
+        return summary
+    people = ", ".join(shown.get(one, one) for one in dict.fromkeys(without))
+    return replace(summary, warnings=(f"Without {people}: {left_out} judgements count nowhere.", *summary.warnings))
 
 
 def names(store: StoreLike) -> dict[str, str]:

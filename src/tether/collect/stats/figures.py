@@ -45,9 +45,9 @@ FIGURES: dict[str, FigureKind] = _table(
     # agreement
     ("raw_agreement", "share", _PAIRS, "Two people say the same of the same pair (first, tie, second, both bad).", (0.5, None), "Look at the items with the most disagreement and say in the guidelines how to decide them."),
     ("decided_agreement", "share", _PAIRS, "Two people who both prefer one answer prefer the same one; 0.5 is a coin.", (0.65, None), "As for the ceiling."),
-    ("alpha_nominal", "1", _PAIRS, "Krippendorff's alpha over the four categories: 1 is perfect, 0 is chance.", (0.2, None), "As for the ceiling; values above 0.67 are rare for preferences between answers of one model."),
+    ("alpha_nominal", "1", _PAIRS, "Krippendorff's alpha over the four categories, every pair in both directions: 1 is perfect, 0 is chance.", (0.2, None), "As for the ceiling; values above 0.67 are rare for preferences between answers of one model."),
     ("alpha_ordinal", "1", _PAIRS, "The same with first < tie < second (both bad as a tie): confusing a tie with a preference counts less than opposite preferences.", (0.2, None), "As for the ceiling."),
-    ("fleiss_kappa", "1", _PAIRS + ", pairs of answers with the most common number of people", "Fleiss' kappa over the four categories: 1 is perfect, 0 is chance.", (0.2, None), "As for the ceiling."),
+    ("fleiss_kappa", "1", _PAIRS + ", pairs of answers with the most common number of people", "Fleiss' kappa over the four categories, every pair in both directions: 1 is perfect, 0 is chance.", (0.2, None), "As for the ceiling."),
     # habits
     ("left_share", "share", _DECIDED + ", exact interval", "The answer on the left won; 0.5 without a position bias.", (0.45, 0.55), "The page balances sides, so the labels are noisier, not biased; tell people, and look at those who click one side."),
     ("left_p_value", "probability", _DECIDED, "Exact binomial test of \"left won\" being a fair coin.", None, ""),

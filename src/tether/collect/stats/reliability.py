@@ -31,6 +31,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 NUM_CATEGORIES = 4  # first, tie, second, both bad: the first three in order
+MIRRORED = np.array([2, 1, 0, 3])  # the category where the unit's answers are called the other way round
 MIN_SHARED = 10  # units that a person must share with others before anything is said of that person
 LOW_RELIABILITY = 0.5  # of the typical person's; an interval wholly below is flagged
 
@@ -191,7 +192,9 @@ def _shrink(v: Floats, se: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class PairAgreement:
-    """Two people on the units both judged: raw agreement (Wilson) and Cohen's kappa, over first, tie, second, both bad."""
+    """Two people on the units both judged: raw agreement (Wilson) and Cohen's kappa, over first, tie, second, both bad. kappa is that of
+    the units and their mirror images together, since which answer is called first is arbitrary.
+    """
 
     first: str
     second: str
@@ -216,7 +219,9 @@ def pair_agreements(votes: Votes, *, seed: int, least: int = 10, most: int = 30,
             break
         rows = inverse == index
         one, other = category[left[rows]], category[right[rows]]
-        kappa = cohen_kappa(one, other, NUM_CATEGORIES, clusters=votes.unit_prompt[unit[left[rows]]], seed=seed, confidence=confidence)
+        both_ways = np.r_[one, MIRRORED[one]], np.r_[other, MIRRORED[other]]
+        clusters = np.tile(votes.unit_prompt[unit[left[rows]]], 2)
+        kappa = cohen_kappa(*both_ways, NUM_CATEGORIES, clusters=clusters, seed=seed, confidence=confidence)
         names = (votes.annotators[keys[index] // len(votes.annotators)], votes.annotators[keys[index] % len(votes.annotators)])
         found.append(PairAgreement(*names, int(counts[index]), wilson_mean(one == other, confidence=confidence), kappa))
     return tuple(found)

@@ -1,6 +1,7 @@
 """Judgements as columns of numbers: what every statistic here is computed from. Read once, in one pass over the records.
 
-A *unit* is a pair of answers to one prompt, whatever item showed it, with its two answers in the order of their ids. A two-answer item is
+A *unit* is a pair of answers to one prompt, whatever item showed it, with its two answers in the order of their ids. That order means
+nothing, and ids may tell quality ("good1" after "bad1"): no statistic may change when it is turned round. A two-answer item is
 one unit; a ranking of k answers is taken apart into its k (k - 1) / 2 pairs. ``outcome`` is +1 where the unit's first answer was preferred,
 -1 the second, 0 for a tie and for "both bad".
 """
@@ -170,7 +171,8 @@ class _Reader:
 
     def _log_ratio(self, first: str, second: str) -> float:
         lengths = self._length(first), self._length(second)
-        return log(lengths[0] / lengths[1]) if min(lengths) > 0 else nan
+        size = log(max(lengths) / min(lengths)) if min(lengths) > 0 else nan  # rounded alike whichever comes first
+        return size if lengths[0] > lengths[1] else -size
 
     def _length_of(self, item: Item) -> float:
         if item.item_id not in self._characters:
