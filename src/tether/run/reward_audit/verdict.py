@@ -83,7 +83,7 @@ def _probe_flags(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _position_flags(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     told = found["position"]
-    if told is None:
+    if "missing" in told:
         return
     first, model = told["first_won"], told["model"]
     if first["low"] > 0.5 + _LEAN or first["high"] < 0.5 - _LEAN:
@@ -177,8 +177,8 @@ def _about_ceiling(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _position_sentence(found: Mapping[str, Any]) -> str:
     told = found["position"]
-    if told is None:
-        return "Nothing in these data says which of two answers the judges were shown first: whether labels follow the side is not known."
+    if "missing" in told:
+        return f"Whether labels follow the side on which an answer was shown cannot be told: {told['missing']}."
     judges, model = told["judges"], told["model"]
     lean = "; this is within noise of half" if judges["low"] <= 0 <= judges["high"] else ""
     if model["high"] < 0:
