@@ -25,14 +25,18 @@ def flags_of(found: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _flags(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from _coin_flag(found)
     length = found["length"]["length_only"]
     better = length["model_minus_it"]
     if not better["low"] > 0:
-        yield (
-            "no better than length",
-            f"{_length_sentence(found)} As far as these pairs can tell, one number, the length of the answer, does as well. "
-            "Do not train on it: get more pairs, or pairs whose answers are alike in length; a reward of length alone would be cheaper.",
-        )
+        if length["accuracy"]["low"] > 0.5:
+            advice = (
+                "As far as these pairs can tell, one number, the length of the answer, does as well. Do not train on it: get more pairs, or "
+                "pairs whose answers are alike in length; a reward of length alone would be cheaper."
+            )
+        else:
+            advice = "Length alone is not surely better than a coin here, so this does not speak for length: audit it on more pairs."
+        yield "no better than length", f"{_length_sentence(found)} {advice}"
     if length["explained"] is not None and length["explained_interval"]["low"] > _LENGTH_EXPLAINS:
         yield (
             "explained by length",
@@ -58,6 +62,26 @@ def _flags(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _position_flags(found)
     yield from _unlike_flag(found)
     yield from _probe_flags(found)
+
+
+def _coin_flag(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    accuracy = found["accuracy"]
+    if accuracy["low"] > 0.5:
+        return
+    told = f"It prefers the answer that the judges preferred in {_share(accuracy)} of {accuracy['units']} decided pairs"
+    if accuracy["high"] >= 0.5:
+        yield (
+            "not distinguishable from a coin",
+            f"{told}, and a coin toss gives 50 %. Do not train on it. Audit it on more pairs, to know whether it is better; train it on "
+            "more pairs or for more epochs; and look at the data: do the judges agree with each other (`tether collect stats`), and are "
+            "chosen and rejected what their names say?",
+        )
+    else:
+        yield (
+            "worse than a coin",
+            f"{told}, surely less than a coin toss: it has learned the opposite. Look whether chosen and rejected are swapped, in these "
+            "pairs or in those that it was trained on.",
+        )
 
 
 def _probe_flags(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
