@@ -31,8 +31,8 @@ def _flags(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not better["low"] > 0:
         if length["accuracy"]["low"] > 0.5:
             advice = (
-                "As far as these pairs can tell, one number, the length of the answer, does as well. Do not train on it: get more pairs, or "
-                "pairs whose answers are alike in length; a reward of length alone would be cheaper."
+                "As far as these pairs can tell, one number, the length of the answer, does as well. Do not train on it: get more pairs, "
+                "or pairs whose answers are alike in length; a reward of length alone would be cheaper."
             )
         else:
             advice = "Length alone is not surely better than a coin here, so this does not speak for length: audit it on more pairs."
