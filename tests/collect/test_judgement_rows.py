@@ -245,6 +245,7 @@ def test_pairs_say_who_voted_and_what_stood_first(tmp_path):
             store.record(Judgement(who, "i0", who, choice, tuple(f"a0.{at}" for at in shown)))
         (row,) = export_rows(store, Rule())
         assert (row["chosen"], row["annotators"], row["chosen_shown_first"]) == ("answer 0 to 0", ["a1", "a2"], 0.5)
+        assert row["first_shown_won"] == 1.0  # the tie is not counted
         store.undo("a2")
         assert next(iter(export_rows(store, Rule())))["chosen_shown_first"] == 1.0
 

@@ -220,6 +220,76 @@ def test_skipping_leaves_room_for_the_answers_on_a_small_phone(tmp_path, tab, he
         assert not ann.overflows
 
 
+def test_a_reason_of_ones_own_is_typed_and_stored(tmp_path, tab):
+    """Its letters are keys elsewhere: A, T, X, U, M, R, L, S and G would choose, undo and more; K held opens the panel once."""
+    store = collection(tmp_path / "a.db", 6)
+    with serving(store, say=_quiet) as office:
+        ann = _open(tab, office)
+        ann.judge("b", "Enter")
+        ann.settle()
+        for _ in range(4):
+            ann.page.keyboard.down("k")
+        ann.page.keyboard.up("k")
+        assert ann.page.evaluate("document.activeElement.id") == "reason"
+        assert ann.page.locator("#reason").input_value() == ""
+        ann.page.keyboard.type("Galaxy texts: 2 much, RSL?", delay=5)
+        ann.judge("Enter")
+        ann.keys("k", "3")
+        assert ann.page.locator("#reason").input_value() == "A text is cut off"
+        ann.keys("2")  # another of ours, with the focus on Save
+        ann.judge("Enter")
+        ann.keys("k", "1")
+        ann.page.keyboard.type("Unsure", delay=5)  # written over it
+        ann.judge("Enter")
+        ann.settle()
+        ann.page.locator("#skip").focus()
+        ann.page.keyboard.press("Enter")
+        ann.page.locator("#reasons legend").click()
+        ann.page.keyboard.type("taxes", delay=5)  # from anywhere
+        ann.judge("Enter")
+        ann.keys("k", "o", "Escape")
+        assert ann.page.locator("#choices").is_visible()
+        assert ann.page.locator("#skip").get_attribute("aria-pressed") == "false"
+        assert ann.text("#count") == "1 judged, 4 skipped"
+    said = [one.reason for one in store.judgements() if one.reason]
+    assert sorted(said) == sorted(["Galaxy texts: 2 much, RSL?", "The prompt is unclear", "Unsure", "taxes"])
+
+
+def test_undo_before_the_judgement_is_saved_says_so(tmp_path, tab):
+    store = collection(tmp_path / "a.db", 3)
+    with serving(store, say=_quiet) as office:
+        ann = _open(tab, office)
+        ann.context.set_offline(True)
+        ann.keys("a", "Enter")
+        ann.page.locator("#state.waiting").wait_for()
+        ann.page.keyboard.press("u")
+        ann.page.locator("#state", has_text="not saved yet, so it cannot be undone").wait_for()
+        ann.context.set_offline(False)
+        _next(ann)
+        ann.keys("u")
+        ann.page.locator("#count", has_text="0 judged").wait_for()
+    assert list(store.judgements()) == []
+
+
+def test_after_a_choice_a_small_phone_still_shows_the_answers(tmp_path, tab):
+    store = collection(tmp_path / "a.db", [("a short answer", "another short answer")])
+    with serving(store, say=_quiet) as office:
+        ann = _open(tab, office, 320, 600)
+        ann.page.locator("[data-choice=left]").click()
+        dock = ann.page.locator("#dock")
+        assert dock.bounding_box()["height"] <= 0.3 * 600
+        assert dock.evaluate("(node) => node.scrollHeight <= node.clientHeight + 1")  # nothing of it is hidden
+        for name in ("[data-choice=right]", "[data-strength=slight]", "#note", "#skip", "#save"):
+            box = ann.page.locator(name).bounding_box()
+            assert min(box["width"], box["height"]) >= 24
+        bottom = dock.bounding_box()["y"]
+        ann.page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+        tops = [one.bounding_box()["y"] for one in ann.page.locator(".answer").all()]
+        assert all(0 <= top < bottom - 40 for top in tops)  # both are seen above it
+        assert not ann.overflows
+        assert _violations(ann) == []
+
+
 def _stored(path) -> Store:
     """The six people of ``people.py`` in a database."""
     made = six_people(60)

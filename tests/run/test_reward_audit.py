@@ -53,6 +53,20 @@ def test_a_model_that_only_counts_tokens_is_found_out():
     assert lengths["low"] > 2
 
 
+def test_a_model_that_tosses_a_coin_is_called_that_before_anything_else():
+    given = AuditPairs(tuple(draw_pairs(150)), ())
+    tossed = audit_reward(Audited("coin", Scorer(lambda prompt, text: sum(map(ord, text)) * 7919 % 1009 / 500)), given)
+    assert tossed["accuracy"]["low"] < 0.5 < tossed["accuracy"]["high"]
+    assert tossed["flags"][0]["name"] == "not distinguishable from a coin"
+    assert "more pairs" in tossed["flags"][0]["text"]
+    assert "epochs" in tossed["flags"][0]["text"]
+    flags = {flag["name"]: flag["text"] for flag in tossed["flags"]}
+    assert tossed["length"]["length_only"]["accuracy"]["low"] < 0.5  # so length is no remedy
+    assert "would be cheaper" not in flags["no better than length"]
+    against = audit_reward(Audited("against", Scorer(lambda prompt, text: -penalised(prompt, text))), given)
+    assert against["flags"][0]["name"] == "worse than a coin"
+
+
 def test_a_batch_dependent_model_is_found_out():
     def normed(texts):  # as batch normalisation would
         scores = np.array([quality(text) for text in texts])

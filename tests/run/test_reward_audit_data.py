@@ -13,7 +13,7 @@ from planted import Scorer, draw_pairs, names, penalised, quality
 
 from tether import cli
 from tether.collect.entries import Answer
-from tether.collect.exchange.export import export_file
+from tether.collect.exchange.export import export_file, export_rows
 from tether.collect.exchange.rule import Rule
 from tether.collect.judgement import Choice, Item, Judgement
 from tether.collect.settings import Settings
@@ -27,8 +27,11 @@ from tether.rewards.linear import fit_linear, load_linear
 from tether.rewards.seen import prompt_hashes, was_seen
 from tether.run.linear_command import linear_command
 from tether.run.reward_audit.audit import AuditRequest, audit_reward, reward_audit_command
+from tether.run.reward_audit.judged import Judged
 from tether.run.reward_audit.pairs import AuditPairs, load_pairs
+from tether.run.reward_audit.position import position
 from tether.run.reward_audit.scorer import Audited
+from tether.run.reward_audit.slices import slices
 from tether.run.reward_audit.training_texts import training_texts
 from tether.run.reward_audit.unlike import Likeness, conformal_limit, precision, shrunk_covariance, squared_distances
 from tether.run.reward_audit.verdict import sentences_of
@@ -37,11 +40,11 @@ from tether.types import Comparison, Message, Prompt
 PEOPLE = ("Ann", "Bo")
 
 
-def fill(path, *, pairs: int = 80, lean: float = 0.0, held_out: float = 0.5, ties: bool = False):
-    """Two people judge every pair by its quality, with Bradley-Terry noise and ``lean`` (log-odds) to the answer shown first."""
+def fill(path, *, pairs: int = 80, lean: float = 0.0, held_out: float = 0.5, ties: bool = False, people=PEOPLE, balanced: bool = False):
+    """People judge every pair by its quality, with Bradley-Terry noise and ``lean`` (log-odds) to the answer shown first."""
     draw, made = random.Random(3), draw_pairs(pairs, seed=2)
     with Store.create(str(path), Settings(held_out_share=held_out, seed=1)) as store:
-        who = [store.add_annotator(name).id for name in PEOPLE]
+        who = [store.add_annotator(name).id for name in people]
         store.add_prompts(Prompt(f"p{n}", f"Ask {n}: {pair.prompt}") for n, pair in enumerate(made))
         for side in ("chosen", "rejected"):
             end = "a" if side == "chosen" else "b"
@@ -50,11 +53,15 @@ def fill(path, *, pairs: int = 80, lean: float = 0.0, held_out: float = 0.5, tie
         store.add_items(items)
         said = []
         for n, (item, pair) in enumerate(zip(items, made, strict=True)):
-            for person in who:
+            for turn, person in enumerate(who):
                 shown = tuple(draw.sample(item.answers, 2))
+                if balanced:
+                    shown = item.answers[:: 1 if (n + turn) % 2 else -1]
                 gap = quality(pair.chosen) - quality(pair.rejected) + lean * (1 if shown[0] == item.answers[0] else -1)
                 choice = Choice.FIRST if draw.random() < 1 / (1 + math.exp(-gap)) else Choice.SECOND
-                if ties and n % 5 == 0:
+                if ties and len(who) > 2 and (n + turn) % 7 == 0:
+                    choice = Choice.TIE
+                elif ties and n % 5 == 0 and len(who) == 2:
                     choice = Choice.FIRST if person == who[0] else Choice.SECOND
                 said.append(Judgement(f"j{n}{person}", item.item_id, person, choice, shown))
         store.record_all(said)
@@ -82,8 +89,8 @@ def test_a_database_is_read_with_its_ceiling_sides_and_annotators(database):
     assert found["ceiling"]["against"]["units"] == 160
     tables = {table["title"].split(":")[0]: {row["value"]: row for row in table["rows"]} for table in found["slices"]}
     assert {name: row["pairs"] for name, row in tables["annotator"].items()} == {"Ann": 80, "Bo": 80}
-    assert set(tables["side"]) <= {"chosen shown first", "rejected shown first", "both orders"}
-    assert sum(row["pairs"] for row in tables["side"].values()) == 80
+    assert set(tables["side"]) == {"preferred answer shown first", "preferred answer shown second"}  # of judgements, not of pairs
+    assert sum(row["pairs"] for row in tables["side"].values()) == 160
     decided = sum(pair.label != 0.5 for pair in every.pairs)
     assert f"of {decided} decided pairs of {decided} prompts" in found["sentences"][0]
     told = " ".join(found["sentences"])
@@ -171,6 +178,59 @@ def leaning(lean: float, count: int = 1000, seed: int = 0) -> AuditPairs:
     return AuditPairs(tuple(pairs), tuple(rows))
 
 
+def judged_of(path) -> Judged:
+    given = load_pairs(str(path), "all" if str(path).endswith(".db") else None, None, {})
+    scores = np.array([penalised("", text) for side in ("chosen", "rejected") for text in (getattr(p, side) for p in given.pairs)])
+    return Judged.of(Audited("honest", Scorer(penalised)), given, scores, np.arange(len(given.pairs)))
+
+
+@pytest.mark.parametrize(("people", "ties"), [(PEOPLE, False), (("Ann", "Bo", "Cy"), True)])
+def test_an_export_tells_the_lean_that_its_database_tells(tmp_path, people, ties):
+    """Every pair is shown in both orders, so the share that saw chosen first says nothing; who won by side does."""
+    path = fill(tmp_path / "a.db", pairs=150, lean=0.8, people=people, balanced=True, ties=ties)
+    wanted = position(judged_of(path))
+    assert wanted["first_won"]["low"] > 0.51
+    by_side = slices(judged_of(path), ("side",))[0]
+    for ending in ("jsonl", "csv", "parquet"):
+        with Store.open(path) as store:
+            export_file(store, tmp_path / f"a.{ending}", Rule(split="all", ties="both_orders"))
+        told = position(judged_of(tmp_path / f"a.{ending}"))
+        assert told["source"] == "150 pairs, column first_shown_won"
+        assert told["judgements"] == wanted["judgements"]
+        for name in ("first_won", "judges", "model"):
+            assert told[name].pop("name", "") == wanted[name].get("name", "")
+            assert told[name] == pytest.approx({key: value for key, value in wanted[name].items() if key != "name"})
+        for one, other in zip(slices(judged_of(tmp_path / f"a.{ending}"), ("side",))[0]["rows"], by_side["rows"], strict=True):
+            assert (one["pairs"], one["accuracy"]["estimate"]) == (other["pairs"], pytest.approx(other["accuracy"]["estimate"]))
+
+
+def test_what_a_file_does_not_tell_of_sides_is_not_called_noise(tmp_path):
+    path = fill(tmp_path / "a.db", pairs=60, lean=0.8, balanced=True)
+    with Store.open(path) as store:
+        export_file(store, tmp_path / "decided.jsonl", Rule(split="all"))
+        rows = list(export_rows(store, Rule(split="all", ties="both_orders")))
+    write_jsonl(tmp_path / "old.jsonl", [{name: row[name] for name in row if name != "first_shown_won"} for row in rows])
+    told = {"decided": "pairs on which as many judges were for each answer are not in this file", "old": "not which answer they then"}
+    for name, why in told.items():
+        given = load_pairs(str(tmp_path / f"{name}.jsonl"), None, None, {})
+        found = audit_reward(Audited("honest", Scorer(penalised)), given)
+        assert why in found["position"]["missing"]
+        (sentence,) = [one for one in found["sentences"] if "Whether labels follow the side" in one]
+        assert "--ties both_orders" in sentence
+        assert "half" not in sentence
+        with pytest.raises(ConfigError, match=r"--slice side cannot be told: .*--ties both_orders"):
+            audit_reward(Audited("honest", Scorer(penalised)), given, slices=("side",))
+
+
+def test_pairs_of_three_judges_tell_the_lean_without_ties(tmp_path):
+    """No tie can be missing among them; of two judges those who differed are."""
+    path = fill(tmp_path / "a.db", pairs=100, lean=0.8, people=("Ann", "Bo", "Cy"), balanced=True)
+    with Store.open(path) as store:
+        export_file(store, tmp_path / "a.jsonl", Rule(split="all"))
+    told = position(judged_of(tmp_path / "a.jsonl"))
+    assert (told["judgements"], told["first_won"]) == (300, position(judged_of(path))["first_won"])
+
+
 def by_number(prompt, text):
     try:
         return float(text)
@@ -187,7 +247,7 @@ def test_the_judges_lean_is_recovered_and_explains_the_models_errors():
     assert {"judges lean to a side"} == {name for name in names(found) if "side" in name}
     assert any("the side decided part of the labels" in one for one in found["sentences"])
     sides = {row["value"]: row["accuracy"]["estimate"] for row in found["slices"][0]["rows"]}
-    assert sides["rejected shown first"] > sides["chosen shown first"] + 0.05
+    assert sides["preferred answer shown second"] > sides["preferred answer shown first"] + 0.05
 
 
 def test_which_answer_a_row_calls_chosen_changes_nothing():
@@ -223,8 +283,8 @@ def test_texts_that_tell_the_side_are_found_out():
 def test_without_sides_the_page_says_so_and_a_wrong_share_is_refused(tmp_path):
     given = leaning(0.0, 60)
     found = audit_reward(Audited("honest", Scorer(by_number)), AuditPairs(given.pairs, ({},) * 60))
-    assert found["position"] is None
-    assert any("Nothing in these data says which of two answers the judges were shown first" in one for one in found["sentences"])
+    assert set(found["position"]) == {"missing"}
+    assert any("nothing in these data says which of two answers the judges were shown first" in one for one in found["sentences"])
     rows = [{"prompt": "q", "chosen": "a", "rejected": "b", "chosen_shown_first": 1.5}]
     write_jsonl(tmp_path / "wrong.jsonl", rows)
     with pytest.raises(DataError, match=r"row 1: `chosen_shown_first` must be a share from 0 to 1, got 1.5"):

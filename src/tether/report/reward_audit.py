@@ -92,7 +92,7 @@ def _form(found: Mapping[str, Any]) -> Table:
 
 def _position(found: Mapping[str, Any]) -> list[Table]:
     told = found["position"]
-    if told is None:
+    if "missing" in told:
         return []
     rows = [
         ("judgements prefer the answer shown first, share", _interval(told["first_won"])),
@@ -100,8 +100,8 @@ def _position(found: Mapping[str, Any]) -> list[Table]:
         ("model: log-odds of agreeing, preferred answer shown first +1, second -1", _coefficient(told["model"])),
     ]
     note = (
-        f"From {told['source']}, {told['judgements']} of them. Judges: 0 is no lean to a side. Model: it cannot see sides, so below 0 part "
-        "of the labels was decided by the side, and above 0 the texts give the side away."
+        f"From {told['judgements']} decided judgements ({told['source']}). Judges: 0 is no lean to a side. Model: it cannot see sides, so "
+        "below 0 part of the labels was decided by the side, and above 0 the texts give the side away."
     )
     return [("Position on the judges' page", ("figure", "value"), rows, note)]
 

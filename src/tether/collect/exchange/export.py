@@ -28,10 +28,11 @@ Format = Literal["auto", "plain", "conversational"]
 
 COLUMNS = (
     "prompt", "chosen", "rejected", "margin", "strength", "num_judgements", "agreement", "soft_label", "item_id", "prompt_id", "chosen_by",
-    "annotators", "chosen_shown_first",
+    "annotators", "chosen_shown_first", "first_shown_won",
 )  # fmt: skip
 """Of every exported row, in this order. ``annotators``: the ids of those who voted; ``chosen_shown_first``: the share of them that was
-shown the chosen answer before (left of) the rejected one."""
+shown the chosen answer before (left of) the rejected one; ``first_shown_won``: the share of their decided votes (no ties) that are for
+the answer shown first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ def export_rows(store: Store, rule: Rule, report: ExportReport | None = None, fo
             "chosen_by": one.chosen_by,
             "annotators": list(one.decision.annotators),
             "chosen_shown_first": one.decision.chosen_shown_first,
+            "first_shown_won": one.decision.first_shown_won,
         }
 
 

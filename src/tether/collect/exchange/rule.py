@@ -65,7 +65,7 @@ class Rule:
 @dataclass(slots=True)
 class Votes:
     """The votes on one pair of answers; ``strengths_a``: how much better, of the votes for a; ``num_a_first``: votes of those who
-    were shown a before b."""
+    were shown a before b; ``num_first_won``: votes for the one of the two that was shown first."""
 
     num_a: int = 0
     num_b: int = 0
@@ -75,6 +75,7 @@ class Votes:
     strengths_b: list[Strength | None] = field(default_factory=list)
     annotators: list[str] = field(default_factory=list)
     num_a_first: int = 0
+    num_first_won: int = 0
 
     @property
     def total(self) -> int:
@@ -86,7 +87,8 @@ class Decision:
     """What the votes on a pair come to. ``first_chosen``: answer a is the better one.
 
     ``strength``: the commoner one among the votes for the chosen answer, slight where both are as common; None where nobody was asked.
-    ``annotators``: who voted; ``chosen_shown_first``: the share of them that was shown the chosen answer before the rejected one.
+    ``annotators``: who voted; ``chosen_shown_first``: the share of them that was shown the chosen answer before the rejected one;
+    ``first_shown_won``: the share of the decided votes (no ties) that are for the answer shown first, None where no vote is decided.
     """
 
     first_chosen: bool
@@ -97,6 +99,7 @@ class Decision:
     soft_label: float
     annotators: tuple[str, ...] = ()
     chosen_shown_first: float = 0.0
+    first_shown_won: float | None = None
 
 
 def pair_votes(item: Item, judgements: Iterable[Judgement]) -> dict[tuple[str, str], Votes]:
@@ -106,17 +109,17 @@ def pair_votes(item: Item, judgements: Iterable[Judgement]) -> dict[tuple[str, s
         if judgement.choice is Choice.RANKED:
             _add_ranking(votes, judgement)
         elif judgement.choice is not Choice.SKIP:
-            (one,) = votes.values()
-            _add_choice(one, judgement.choice, judgement.strength)
-        if judgement.choice is not Choice.SKIP:
-            _add_sides(votes, judgement)
+            (pair,) = votes
+            _add_vote(votes[pair], pair, judgement, judgement.choice)
     return votes
 
 
-def _add_sides(votes: dict[tuple[str, str], Votes], judgement: Judgement) -> None:
-    for (a, b), pair in votes.items():
-        pair.annotators.append(judgement.annotator)
-        pair.num_a_first += judgement.shown.index(a) < judgement.shown.index(b)
+def _add_vote(votes: Votes, pair: tuple[str, str], judgement: Judgement, choice: Choice) -> None:
+    a_first = judgement.shown.index(pair[0]) < judgement.shown.index(pair[1])
+    votes.annotators.append(judgement.annotator)
+    votes.num_a_first += a_first
+    votes.num_first_won += choice is (Choice.FIRST if a_first else Choice.SECOND)
+    _add_choice(votes, choice, judgement.strength)
 
 
 def _add_choice(votes: Votes, choice: Choice, strength: Strength | None) -> None:
@@ -136,7 +139,7 @@ def _add_ranking(votes: dict[tuple[str, str], Votes], judgement: Judgement) -> N
     tier = {answer: at for at, answers in enumerate(judgement.ranking) for answer in answers}
     for (a, b), pair in votes.items():
         choice = Choice.TIE if tier[a] == tier[b] else Choice.FIRST if tier[a] < tier[b] else Choice.SECOND
-        _add_choice(pair, choice, None)
+        _add_vote(pair, (a, b), judgement, choice)
 
 
 def decide(votes: Votes, rule: Rule) -> Decision | str:
@@ -148,7 +151,8 @@ def decide(votes: Votes, rule: Rule) -> Decision | str:
     if votes.num_a == votes.num_b:
         if rule.ties == "leave_out":
             return "tie"
-        return Decision(True, 0.0, None, votes.total, votes.num_a / votes.total, 0.5, tuple(votes.annotators), _first_share(votes, True))
+        agreement, sides = votes.num_a / votes.total, (_first_share(votes, True), _first_won(votes))
+        return Decision(True, 0.0, None, votes.total, agreement, 0.5, tuple(votes.annotators), *sides)
     first = votes.num_a > votes.num_b
     chosen, rejected = (votes.strengths_a, votes.strengths_b) if first else (votes.strengths_b, votes.strengths_a)
     agreement = len(chosen) / votes.total
@@ -164,11 +168,17 @@ def decide(votes: Votes, rule: Rule) -> Decision | str:
         soft_label=soft,
         annotators=tuple(votes.annotators),
         chosen_shown_first=_first_share(votes, first),
+        first_shown_won=_first_won(votes),
     )
 
 
 def _first_share(votes: Votes, a_chosen: bool) -> float:
     return (votes.num_a_first if a_chosen else votes.total - votes.num_a_first) / votes.total
+
+
+def _first_won(votes: Votes) -> float | None:
+    decided = votes.num_a + votes.num_b
+    return votes.num_first_won / decided if decided else None
 
 
 def _margin(chosen: Sequence[Strength | None], rejected: Sequence[Strength | None], total: int, rule: Rule) -> float:

@@ -27,7 +27,9 @@ __all__ = ["ENDINGS", "read_table", "write_table"]
 ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MARKS = ({"soft_label"}, {"judgement_id", "answer_ids"})  # a header with these columns is ours, and its cells are unescaped
-_NUMBERS = {"label": float, "margin": float, "num_judgements": int, "agreement": float, "soft_label": float, "seconds": float}
+_NUMBERS = {
+    "label": float, "margin": float, "num_judgements": int, "agreement": float, "soft_label": float, "seconds": float, "first_shown_won": float,
+}  # fmt: skip
 _VALUES = {"annotators", "answers", "ranking", "shown", "chosen_shown_first", "models", "answer_ids"}  # of ours; their cells are JSON
 _MESSAGES = '[{"role"'  # how a cell of messages begins
 _BATCH = 10_000
@@ -141,7 +143,8 @@ def _parquet_schema(schema: Any) -> Any:
     """The schema of the first rows; columns that are empty so far get the type of what may follow."""
     import pyarrow as pa
 
-    empty = {"ranking": pa.list_(pa.list_(pa.int64())), "seconds": pa.float64(), "chosen_shown_first": pa.bool_()}
+    empty = {"ranking": pa.list_(pa.list_(pa.int64())), "chosen_shown_first": pa.bool_()}
+    empty |= dict.fromkeys(("seconds", "first_shown_won"), pa.float64())
     if "answers" in schema.names:
         empty |= dict.fromkeys(("chosen", "rejected"), schema.field("answers").type.value_type)
     for at, column in enumerate(schema):

@@ -16,10 +16,12 @@ from tether.run.judged_rows import check_limit, judged_rows
 from tether.run.reward_audit.votes import Vote, read_database
 from tether.types import Comparison, Ranking
 
-__all__ = ["SHOWN_FIRST", "AuditPairs", "Ceiling", "load_pairs", "prompt_hash"]
+__all__ = ["FIRST_WON", "SHOWN_FIRST", "AuditPairs", "Ceiling", "load_pairs", "prompt_hash"]
 
 SHOWN_FIRST = "chosen_shown_first"
 """Column of rows: the share of the judgements of the pair in which the chosen answer was shown first (left, or above)."""
+FIRST_WON = "first_shown_won"
+"""Column of rows: the share of the decided judgements of the pair that prefer the answer shown first."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,17 @@ def _with_label(row: Any) -> Any:
 
 
 def _check_sides(rows: Sequence[Mapping[str, Any]], source: str) -> None:
-    told = {at: row[SHOWN_FIRST] for at, row in enumerate(rows, 1) if row.get(SHOWN_FIRST) is not None}
+    told = {at: row for at, row in enumerate(rows, 1) if row.get(SHOWN_FIRST) is not None or row.get(FIRST_WON) is not None}
     wrong = {
-        at: f"`{SHOWN_FIRST}` must be a share from 0 to 1, got {value!r:.40}."
-        for at, value in told.items()
-        if not isinstance(value, int | float) or not 0 <= value <= 1
+        at: f"`{name}` must be a share from 0 to 1, got {value!r:.40}."
+        for at, row in told.items()
+        for name in (SHOWN_FIRST, FIRST_WON, "agreement")
+        if (value := row.get(name)) is not None and (not isinstance(value, int | float) or not 0 <= value <= 1)
+    }
+    wrong |= {
+        at: f"`num_judgements` must be a count from 1, got {value!r:.40}."
+        for at, row in told.items()
+        if (value := row.get("num_judgements")) is not None and (not isinstance(value, int | float) or value < 1 or value % 1)
     }
     refuse_bad_rows(wrong, source, len(rows))
 

@@ -13,7 +13,6 @@ one kind of answer was always shown on one side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,22 +21,22 @@ from numpy.typing import NDArray
 
 from tether.run.reward_audit.figures import log_odds, share_interval
 from tether.run.reward_audit.judged import Judged, interval_dict
-from tether.run.reward_audit.pairs import SHOWN_FIRST
-from tether.run.reward_audit.votes import Vote
+from tether.run.reward_audit.sides import sides_of
 
-__all__ = ["against_single_judgements", "position", "side_of"]
+__all__ = ["against_single_judgements", "position"]
 
 Array = NDArray[np.float64]
 
 
-def position(judged: Judged) -> dict[str, Any] | None:
-    """None where nothing says which answer was shown first. ``judgements``: single ones of a database, else rows with the share of them.
+def position(judged: Judged) -> dict[str, Any]:
+    """Only ``missing``, the reason, where nothing says which answer was shown first. ``judgements``: single decided ones.
 
     ``first_won``: how often the answer that was shown first was preferred; ``judges``: b, ``model``: c of the module's docstring.
     """
-    won, first, at = _observations(judged)
-    if not len(won):
-        return None
+    sides = sides_of(judged.rows, judged.label_B.tolist(), judged.votes)
+    if sides.missing:
+        return {"missing": sides.missing}
+    won, first, at = sides.won, sides.first, sides.at
     x = 2 * first - 1
     cluster = [judged.cluster[k] for k in at]
     (lean,) = log_odds(["shown first"], x[:, None], won, cluster)
@@ -48,23 +47,12 @@ def position(judged: Judged) -> dict[str, Any] | None:
     model = log_odds(["agreement", "preferred answer shown first"], design, agrees[known], [cluster[k] for k in np.flatnonzero(known)])[1]
     first_won = won * first + (1 - won) * (1 - first)
     return {
-        "source": "single judgements of the database" if judged.votes else f"the column {SHOWN_FIRST}",
+        "source": sides.source,
         "judgements": len(won),
         "first_won": interval_dict(share_interval(first_won, cluster)),
         "judges": asdict(lean),
         "model": asdict(model),
     }
-
-
-def _observations(judged: Judged) -> tuple[Array, Array, NDArray[np.intp]]:
-    """(chance that chosen won, share in which it was shown first, pair), one row a decided judgement, or a pair of a file."""
-    if judged.votes:
-        told = [(vote.outcome > 0, vote.chosen_first, at) for at, votes in enumerate(judged.votes) for vote in votes if vote.outcome]
-    else:
-        shares = [row.get(SHOWN_FIRST) for row in judged.rows]
-        told = [(judged.label_B[at], share, at) for at, share in enumerate(shares) if share is not None]
-    won, first, at = (np.array([row[k] for row in told], dtype=float) for k in range(3))
-    return won, first, at.astype(np.intp)
 
 
 def against_single_judgements(judged: Judged) -> dict[str, Any] | None:
@@ -74,11 +62,3 @@ def against_single_judgements(judged: Judged) -> dict[str, Any] | None:
         return None
     agrees = np.array([judged.preferred_B[at] if outcome > 0 else 1 - judged.preferred_B[at] for outcome, at in told])
     return interval_dict(share_interval(agrees, [judged.cluster[at] for _, at in told]))
-
-
-def side_of(row_share: Any, votes: Sequence[Vote]) -> str:
-    """Which answer of a pair was shown first, in words, for a table."""
-    share = np.mean([vote.chosen_first for vote in votes]) if votes else row_share
-    if share is None:
-        return "not known"
-    return {0.0: "rejected shown first", 1.0: "chosen shown first"}.get(float(share), "both orders")

@@ -12,8 +12,8 @@ from tether.errors import ConfigError
 from tether.rewards.features import BUILT_IN, answer_text
 from tether.run.reward_audit.figures import share_interval
 from tether.run.reward_audit.judged import Judged, interval_dict, nll
-from tether.run.reward_audit.pairs import SHOWN_FIRST, AuditPairs
-from tether.run.reward_audit.position import side_of
+from tether.run.reward_audit.pairs import FIRST_WON, SHOWN_FIRST, AuditPairs
+from tether.run.reward_audit.sides import sides_of
 
 __all__ = ["check_slices", "slices"]
 
@@ -28,12 +28,16 @@ def check_slices(given: AuditPairs, columns: Sequence[str]) -> None:
     for column in columns:
         if column not in known:
             raise ConfigError(f"--slice {column}: no row has this column; known: {', '.join(sorted(known)) or 'none'}")
+    if SIDE in columns and not any(row.get(SIDE) is not None for row in given.rows):
+        sides = sides_of(given.rows, [pair.label for pair in given.pairs], given.votes)
+        if sides.missing:
+            raise ConfigError(f"--slice {SIDE} cannot be told: {sides.missing}")
 
 
 def _made(given: AuditPairs) -> set[str]:
     if given.votes:
         return {ANNOTATOR, SIDE}
-    return {SIDE} if any(row.get(SHOWN_FIRST) is not None for row in given.rows) else set()
+    return {SIDE} if any(row.get(name) is not None for row in given.rows for name in (SHOWN_FIRST, FIRST_WON)) else set()
 
 
 def slices(judged: Judged, columns: Sequence[str]) -> list[dict[str, Any]]:
@@ -46,9 +50,7 @@ def _by(column: str, judged: Judged) -> dict[str, Any]:
         return _table(column, [str(row.get(column))[:40] for row in judged.rows], judged)
     if column == ANNOTATOR and judged.votes:
         return _by_annotator(judged)
-    votes = judged.votes or ((),) * len(judged.pairs)
-    sides = [side_of(row.get(SHOWN_FIRST), own) for row, own in zip(judged.rows, votes, strict=True)]
-    return _table("side: which answer was shown first", sides, judged)
+    return _by_side(judged)
 
 
 def _by_annotator(judged: Judged) -> dict[str, Any]:
@@ -62,6 +64,22 @@ def _by_annotator(judged: Judged) -> dict[str, Any]:
         right = np.where(gap == 0, 0.5, (gap > 0).astype(float))
         rows.append(_row(name[:40], right, nll(gap, np.ones(len(gap))), [judged.cluster[k] for k in at]))
     return {"title": "annotator: against each one's own decided judgements", "rows": rows}
+
+
+def _by_side(judged: Judged) -> dict[str, Any]:
+    """Against each single judgement: one pair has been shown in both orders."""
+    sides = sides_of(judged.rows, judged.label_B.tolist(), judged.votes)
+    won, at = sides.won > 0.5, sides.at
+    gap = judged.gap_B[at] * np.where(won, 1.0, -1.0)
+    right = np.where(gap == 0, 0.5, (gap > 0).astype(float))
+    losses = nll(gap, np.ones(len(gap)))
+    shown_first = (sides.first > 0.5) == won
+    rows = []
+    for value, own in (("preferred answer shown first", shown_first), ("preferred answer shown second", ~shown_first)):
+        own &= sides.won != 0.5
+        if own.any():
+            rows.append(_row(value, right[own], losses[own], [judged.cluster[k] for k in at[own]]))
+    return {"title": "side: against single decided judgements, by where the preferred answer stood", "rows": rows}
 
 
 def _by_length(judged: Judged) -> dict[str, Any]:

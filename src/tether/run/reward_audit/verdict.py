@@ -25,14 +25,18 @@ def flags_of(found: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _flags(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from _coin_flag(found)
     length = found["length"]["length_only"]
     better = length["model_minus_it"]
     if not better["low"] > 0:
-        yield (
-            "no better than length",
-            f"{_length_sentence(found)} As far as these pairs can tell, one number, the length of the answer, does as well. "
-            "Do not train on it: get more pairs, or pairs whose answers are alike in length; a reward of length alone would be cheaper.",
-        )
+        if length["accuracy"]["low"] > 0.5:
+            advice = (
+                "As far as these pairs can tell, one number, the length of the answer, does as well. Do not train on it: get more pairs, "
+                "or pairs whose answers are alike in length; a reward of length alone would be cheaper."
+            )
+        else:
+            advice = "Length alone is not surely better than a coin here, so this does not speak for length: audit it on more pairs."
+        yield "no better than length", f"{_length_sentence(found)} {advice}"
     if length["explained"] is not None and length["explained_interval"]["low"] > _LENGTH_EXPLAINS:
         yield (
             "explained by length",
@@ -60,6 +64,26 @@ def _flags(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _probe_flags(found)
 
 
+def _coin_flag(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    accuracy = found["accuracy"]
+    if accuracy["low"] > 0.5:
+        return
+    told = f"It prefers the answer that the judges preferred in {_share(accuracy)} of {accuracy['units']} decided pairs"
+    if accuracy["high"] >= 0.5:
+        yield (
+            "not distinguishable from a coin",
+            f"{told}, and a coin toss gives 50 %. Do not train on it. Audit it on more pairs, to know whether it is better; train it on "
+            "more pairs or for more epochs; and look at the data: do the judges agree with each other (`tether collect stats`), and are "
+            "chosen and rejected what their names say?",
+        )
+    else:
+        yield (
+            "worse than a coin",
+            f"{told}, surely less than a coin toss: it has learned the opposite. Look whether chosen and rejected are swapped, in these "
+            "pairs or in those that it was trained on.",
+        )
+
+
 def _probe_flags(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for probe in found["probes"]:
         wins, rise = probe["wins"], probe["rise"]
@@ -83,7 +107,7 @@ def _probe_flags(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _position_flags(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     told = found["position"]
-    if told is None:
+    if "missing" in told:
         return
     first, model = told["first_won"], told["model"]
     if first["low"] > 0.5 + _LEAN or first["high"] < 0.5 - _LEAN:
@@ -177,8 +201,8 @@ def _about_ceiling(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _position_sentence(found: Mapping[str, Any]) -> str:
     told = found["position"]
-    if told is None:
-        return "Nothing in these data says which of two answers the judges were shown first: whether labels follow the side is not known."
+    if "missing" in told:
+        return f"Whether labels follow the side on which an answer was shown cannot be told: {told['missing']}."
     judges, model = told["judges"], told["model"]
     lean = "; this is within noise of half" if judges["low"] <= 0 <= judges["high"] else ""
     if model["high"] < 0:

@@ -133,7 +133,26 @@ function choose(name) {
   if (choice === name && name !== "skip") { save(); return; }
   choice = choice === name ? null : name;  // skip, pressed again, is taken back
   refresh();
-  if (choice === "skip") $("reason-buttons").firstElementChild.focus();
+  if (choice !== "skip") return;
+  // A finger picks one of the reasons; a text box in focus would bring the keyboard over them.
+  (matchMedia("(pointer: coarse)").matches ? $("reason-buttons").firstElementChild : $("reason")).focus();
+}
+
+function takeBack() {
+  choice = null;
+  ranking.start(ranking.order.length);
+  refresh();
+  $("question").focus();
+}
+
+// While a reason is asked for, letters are its text; a digit picks one of ours, but where somebody has begun to write.
+const ownWords = () => $("reason").value !== "" && !REASONS.includes($("reason").value);
+const isReason = (key) => key >= "1" && key <= String(REASONS.length) && key.length === 1;
+
+function reasonBox(key) {
+  if (view !== "compare" || choice !== "skip" || key.length !== 1 || key === " " || (isReason(key) && !ownWords())) return null;
+  if (!ownWords()) $("reason").select();  // one of ours is written over
+  return $("reason");
 }
 
 function give(reason) {
@@ -157,6 +176,7 @@ async function save() {
 }
 
 async function undo() {
+  if (busy && outbox?.waiting.length) { state("The last judgement is not saved yet, so it cannot be undone: press U when it is.", true); return; }
   if (busy) return;
   if (!last) { state("There is nothing to undo.", false); return; }
   busy = true;
@@ -193,7 +213,7 @@ const showKeys = bindKeys([
   ["=", "tied with the one above", () => ranking.tie(), list],
   ["Backspace", "take the last rank back", () => ranking.back(), list],
   ...REASONS.map((reason, at) => [String(at + 1), `because: ${reason}`, () => give(reason), () => comparing() && choice === "skip"]),
-  ["K", "skip, with a reason; again to take that back", () => choose("skip"), comparing],
+  ["K", "skip, with a reason", () => choose("skip"), () => comparing() && choice !== "skip"],
   ["Enter", "save", () => save(), comparing],
   ["Enter", "begin", () => guidelines(), () => view === "guidelines"],
   ["Enter", "look again", () => load(), () => view === "done"],
@@ -204,13 +224,13 @@ const showKeys = bindKeys([
   ["R", "raw text", () => screen.toggle("raw"), comparing],
   ["G", "guidelines", () => guidelines()],
   ["L", "light or dark", () => window.tetherTheme()],
-  ["Escape", "take the choice back", () => { choice = null; ranking.start(ranking.order.length); $("question").focus(); }, comparing],
+  ["Escape", "take the choice back", takeBack, comparing],
   ["ArrowDown", "scroll the answers", mayScroll(0.15), comparing],
   ["ArrowUp", "", mayScroll(-0.15), comparing],
   ["PageDown", "", mayScroll(0.9), comparing],
   ["PageUp", "", mayScroll(-0.9), comparing],
   ["?", "these keys", () => showKeys()],
-], $("keys"));
+], $("keys"), reasonBox);
 
 for (const button of choices) button.addEventListener("click", () => { if (choice !== button.dataset.choice) choose(button.dataset.choice); });
 for (const button of strengths) {
@@ -226,6 +246,13 @@ for (const [at, reason] of REASONS.entries()) {
   $("reason-buttons").append(button);
 }
 $("reason").addEventListener("input", refresh);
+$("reason").addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+  if (event.key === "Escape") { event.preventDefault(); takeBack(); return; }
+  if ($("reason").value) return;
+  if (event.repeat && event.key.length === 1) event.preventDefault();  // the key that opened the panel is held
+  else if (isReason(event.key) && $("letters").checked) { event.preventDefault(); give(REASONS[event.key - 1]); }
+});
 $("dock").addEventListener("submit", (event) => { event.preventDefault(); save(); });
 $("skip").addEventListener("click", () => choose("skip"));
 $("undo").addEventListener("click", undo);

@@ -1,8 +1,9 @@
 // One table of keys: it decides what a key does and is what the help shows.
 "use strict";
 
-// `actions`: [key, what it does in words, function, when it applies]. Returns the function that shows the help.
-export function bindKeys(actions, dialog) {
+// `actions`: [key, what it does in words, function, when it applies]. `field(key)`: the text box that a letter belongs to at the moment, if
+// any; it goes there, wherever the focus is. Returns the function that shows the help.
+export function bindKeys(actions, dialog, field) {
   const list = dialog.querySelector("dl");
   const letters = dialog.querySelector("#letters");
   const stored = (value) => { try { return value === undefined ? localStorage.getItem("tether-letters") : localStorage.setItem("tether-letters", value); } catch { return null; } };
@@ -15,6 +16,8 @@ export function bindKeys(actions, dialog) {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.isComposing || dialog.open) return;
     if (typing(event)) return;
     if (event.key.length === 1 && !letters.checked) return;
+    const box = field(event.key);
+    if (box) { if (!event.repeat) box.focus(); return; }
     const key = event.key.length === 1 ? event.key.toUpperCase() : event.key;
     const found = actions.find(([name, , , when]) => name === key && (!when || when()));
     if (!found || (event.repeat && !key.startsWith("Arrow") && !key.startsWith("Page"))) return;
