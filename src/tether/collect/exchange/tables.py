@@ -28,7 +28,8 @@ ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MARKS = ({"soft_label"}, {"judgement_id", "answer_ids"})  # a header with these columns is ours, and its cells are unescaped
 _NUMBERS = {
-    "label": float, "margin": float, "num_judgements": int, "agreement": float, "soft_label": float, "seconds": float, "first_shown_won": float,
+    "label": float, "margin": float, "num_judgements": int, "agreement": float, "soft_label": float, "seconds": float,
+    "first_shown_won": float,
 }  # fmt: skip
 _VALUES = {"annotators", "answers", "ranking", "shown", "chosen_shown_first", "models", "answer_ids"}  # of ours; their cells are JSON
 _MESSAGES = '[{"role"'  # how a cell of messages begins

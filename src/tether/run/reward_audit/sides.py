@@ -80,9 +80,9 @@ def _cells(row: Mapping[str, Any], label: float) -> list[tuple[float, float, flo
     """(chosen won, chosen shown first, judgements) of a row; None where it does not tell."""
     share, first_won = row.get(SHOWN_FIRST), row.get(FIRST_WON)
     count = row.get("num_judgements") or 1
-    if first_won is None and share not in (0, 1):
+    if first_won is None and (share is None or share not in (0, 1)):
         return None
-    if count == 1 and share in (0, 1) and row.get("agreement") is None:
+    if count == 1 and share is not None and share in (0, 1) and row.get("agreement") is None:
         return [(label, float(share), 1.0)]  # a file of somebody else's: the label is all that is known, and may be a probability
     label_of_winner = max(label, 1 - label)
     agreement = row["agreement"] if row.get("agreement") is not None else label_of_winner
@@ -90,6 +90,7 @@ def _cells(row: Mapping[str, Any], label: float) -> list[tuple[float, float, flo
     for_chosen, for_rejected = counts if label >= 0.5 else counts[::-1]
     decided = for_chosen + for_rejected
     if first_won is None:
+        assert share is not None
         return [(1.0, float(share), for_chosen), (0.0, float(share), for_rejected)]
     won = round(first_won * decided)
     low, high = max(0, won - for_rejected), min(for_chosen, won)
