@@ -25,10 +25,10 @@ class Flagged(Exception):
 
 @reward_app.command
 def audit(
-    model: Annotated[str, Parameter(name="MODEL", help="Reward model folder (any HF classifier with one label), or a linear one's JSON.")],
+    model: Annotated[str, Parameter(name="MODEL", help="Reward model (any HF classifier with one label), a run's folder, or a linear JSON.")],
     /,
     *,
-    data: Annotated[str, Parameter(help="Judged pairs that it was not trained on: a file, folder, hub id or collect database.")],
+    data: Annotated[str, Parameter(help="Pairs or single judgements not trained on: a file, folder, hub id or collect database.")],
     split: Annotated[str | None, Parameter(help="Split of a folder or hub id (else train), or of a database (else held_out).")] = None,
     limit: Annotated[int | None, Parameter(help="Only the first so many rows.")] = None,
     judgements_ceiling: Annotated[str | None, Parameter(help="Accuracy that the raters' agreement allows: 0.8 or 0.75:0.84.")] = None,

@@ -14,12 +14,14 @@ from planted import Scorer, draw_pairs, names, penalised, quality
 from tether import cli
 from tether.collect.entries import Answer
 from tether.collect.exchange.export import export_file, export_rows
+from tether.collect.exchange.judgement_rows import export_judgements
 from tether.collect.exchange.rule import Rule
+from tether.collect.exchange.tables import read_table
 from tether.collect.judgement import Choice, Item, Judgement
 from tether.collect.settings import Settings
 from tether.collect.store import Store
 from tether.config import parse_config
-from tether.errors import ConfigError, DataError
+from tether.errors import ConfigError, DataError, ModelError
 from tether.models.resolve import resolve_model
 from tether.models.reward import RewardModel
 from tether.records import file_sha256, write_jsonl
@@ -30,7 +32,7 @@ from tether.run.reward_audit.audit import AuditRequest, audit_reward, reward_aud
 from tether.run.reward_audit.judged import Judged
 from tether.run.reward_audit.pairs import AuditPairs, load_pairs
 from tether.run.reward_audit.position import position
-from tether.run.reward_audit.scorer import Audited
+from tether.run.reward_audit.scorer import Audited, load_audited
 from tether.run.reward_audit.slices import slices
 from tether.run.reward_audit.training_texts import training_texts
 from tether.run.reward_audit.unlike import Likeness, conformal_limit, precision, shrunk_covariance, squared_distances
@@ -132,6 +134,31 @@ def test_exports_are_audited_as_the_database_is(database, tmp_path, ending):
     for source in (str(path), database):
         with pytest.raises(DataError, match="--limit must be at least 1"):
             load_pairs(source, None, 0, {})
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
+def test_a_file_of_single_judgements_is_audited_as_its_database_is(database, tmp_path, ending):
+    path = tmp_path / f"said.{ending}"
+    with Store.open(database) as store:
+        export_judgements(store, path, Rule(split="held_out"))
+    from_file, wanted = load_pairs(str(path), None, None, {}), load_pairs(database, None, None, {})
+    assert from_file.source == f"{path} [single judgements]"
+    assert from_file.sha256 == file_sha256(path)
+
+    def told(given):
+        """Which answer of a tie is called chosen is nobody's word."""
+        votes = zip(given.pairs, given.votes, strict=True)
+        said = ((pair, sorted((one.annotator, one.outcome, one.chosen_first) for one in own)) for pair, own in votes)
+        return {(pair.prompt, pair.chosen, *own) for pair, own in said if pair.label == 1}
+
+    assert told(from_file) == told(wanted)
+    assert len(from_file.pairs) == len(wanted.pairs)
+    rows = [{**row, "chosen_by": "uncertainty"} for row in read_table(path)]
+    write_jsonl(tmp_path / "hard.jsonl", rows)
+    assert "chosen for being hard" in load_pairs(str(tmp_path / "hard.jsonl"), None, None, {}).no_ceiling
+    (tmp_path / "bad.jsonl").write_text(json.dumps({"prompt": "q", "answers": ["a"], "choice": "x", "annotator": "A", "shown": [0]}) + "\n")
+    with pytest.raises(DataError, match=r"row 1: `answers` must be a list of two or more"):
+        load_pairs(str(tmp_path / "bad.jsonl"), None, None, {})
 
 
 def test_a_linear_model_is_fitted_to_the_training_split_and_audited_on_the_other(database, tmp_path, capsys):
@@ -343,9 +370,9 @@ def test_where_the_training_texts_are_not_at_hand_the_page_says_why(run_folder, 
     (tmp_path / "config.json").write_text(json.dumps(moved))
     assert "cannot be read" in training_texts(str(lone), model)
     write_jsonl(tmp_path / "gone.jsonl", [{"prompt": "p", "chosen": "a", "rejected": "b"}])
-    assert "no longer what it was trained on" in training_texts(str(lone), model)
+    assert "no longer what it was trained on (another SHA-256); keep the files" in training_texts(str(lone), model)
     model.fitted_to["data_sha256"] = file_sha256(tmp_path / "gone.jsonl")
-    assert "too few to set a limit by" in training_texts(str(lone), model)
+    assert "2 different answers, too few to set a limit by: it takes 60 held-out ones" in training_texts(str(lone), model)
     found = audit_reward(Audited("honest", Scorer(penalised)), AuditPairs(tuple(draw_pairs(40)), ({},) * 40))
     assert found["unlike"] == {"missing": "it is no model that reads tokens"}
     assert found["sentences"] == sentences_of(found)
@@ -361,6 +388,33 @@ def test_few_held_out_answers_are_helped_out_by_training_prompts_left_out_of_the
     assert len(told.limit) == 80
     likeness = Likeness.fit(model, told, 16_384)
     assert likeness.beyond(told.limit)[0].sum() <= 2
+
+
+def test_a_database_that_has_grown_is_known_by_its_training_prompts(run_folder, tmp_path):
+    """New prompts set no limit: their answers may be unlike."""
+    path = fill(tmp_path / "grown.db", pairs=190, held_out=0.0, people=("Ann",))
+    told = json.loads((run_folder / "config.json").read_text())
+    told["reward_model"]["data"]["path"] = path
+    shutil.copytree(run_folder / "reward_model", tmp_path / "run" / "reward_model")
+    (tmp_path / "run" / "config.json").write_text(json.dumps(told))
+    model = RewardModel.load(run_folder / "reward_model")
+    prompts = [pair.prompt for pair in load_pairs(path, "train", None, {}).pairs]
+    model.fitted_to["prompts"] = prompt_hashes(prompts[:160])
+    found = training_texts(str(tmp_path / "run" / "reward_model"), model)
+    assert found.limit_from.startswith("answers to a fifth of its training prompts")
+    assert {prompt for prompt, _ in (*found.fit, *found.limit)} <= set(prompts[:160])
+    assert found.source == f"{path} (judged on since; the 160 of its 160 training prompts that are there)"
+    model.fitted_to["prompts"] = prompt_hashes([*prompts[:160], *(f"other {n}" for n in range(40))])
+    assert "holds 160 of the 200 prompts" in training_texts(str(tmp_path / "run" / "reward_model"), model)
+    assert "tether collect dump" in training_texts(str(tmp_path / "run" / "reward_model"), model)
+
+
+def test_the_folder_of_a_run_stands_for_its_reward_model(run_folder, tmp_path):
+    (tmp_path / "events.jsonl").write_text("")
+    with pytest.raises(ModelError, match="is the folder of a run, and it has trained no reward model"):
+        load_audited(str(tmp_path))
+    shutil.copytree(run_folder / "reward_model", tmp_path / "reward_model")
+    assert load_audited(str(tmp_path)).name == str(tmp_path / "reward_model")
 
 
 def test_limits_and_covariances_by_hand():

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from tether.collect.exchange.export import COLUMNS
+from tether.collect.exchange.imported import import_rows
+from tether.collect.exchange.judgement_rows import judgements
+from tether.collect.exchange.tables import read_table
 from tether.collect.recognise import is_database
+from tether.collect.settings import Settings
+from tether.collect.store import Store
 from tether.config.settings import JudgementsConfig
 from tether.errors import DataError
 from tether.records import read_judgements, refuse_bad_rows
@@ -52,14 +59,16 @@ class AuditPairs:
 
 def load_pairs(path: str, split: str | None, limit: int | None, fitted_to: Mapping[str, Any], seed: int = 0) -> AuditPairs:
     """Comparisons of a file or a database, rankings as all their pairs, a tie in both orders as one. Of a database: all pairs of the split
-    (held_out unless another is named) that were judged, with their single judgements and the ceiling of all of them. Raises DataError where
-    none is left that is held out.
+    (held_out unless another is named) that were judged, with their single judgements and the ceiling of all of them; a file of single
+    judgements is read as the database it came from. Raises DataError where none is left that is held out.
     """
     rule = JudgementsConfig(ties="both_orders", labels="share")
     more = [name for name in COLUMNS if name not in ("prompt", "chosen", "rejected", "margin")]
     check_limit(path, limit)
     of_database = is_database(path)  # a limit counts its pairs, and a tie is two rows there
     found = judged_rows(path, split, None if of_database else limit, database_split="held_out", judgements=rule, columns=more)
+    if not of_database and _names(found.rows.rows) >= _JUDGEMENT:
+        return _of_judgements(path, found.rows.sha256, limit, fitted_to, seed)
     rows_read = [_with_label(row) for row in found.rows.rows]
     pairs: list[Comparison] = []
     rows: list[Mapping[str, Any]] = []
@@ -91,6 +100,34 @@ def load_pairs(path: str, split: str | None, limit: int | None, fitted_to: Mappi
         source = "the database's own judgements, as `tether collect stats` has it"
         ceiling = Ceiling(max(told.ceiling.low, 0.5), min(told.ceiling.high, 1.0), source, told.ceiling.value)
     return AuditPairs(kept_pairs, kept_rows, *common, told.votes, ceiling, told.ceiling.missing)
+
+
+_JUDGEMENT = {"answers", "choice", "annotator", "shown"}
+"""Columns by which a row of `tether collect export --rows judgements` is known."""
+_CHOSEN_BY = {"uncertainty", "disagreement"}
+
+
+def _names(rows: Sequence[Any]) -> set[str]:
+    return {str(name) for row in rows[:1] if isinstance(row, Mapping) for name in row}
+
+
+def _of_judgements(path: str, sha256: str, limit: int | None, fitted_to: Mapping[str, Any], seed: int) -> AuditPairs:
+    """By way of a database of their own, read whole. Where a strategy chose hard items there is no ceiling: which ones were drawn at random
+    is not in the file."""
+    rows = read_table(Path(path).expanduser())
+    with tempfile.TemporaryDirectory() as folder:
+        place = str(Path(folder) / "judgements.db")
+        with Store.create(place, Settings(held_out_share=0.0)) as store:
+            import_rows(store, rows, judgements(), path)
+        try:
+            found = load_pairs(place, "all", limit, fitted_to, seed)
+        except DataError as error:
+            raise DataError(str(error).replace(place, path)) from error
+    found = replace(found, source=f"{path} [single judgements]", sha256=sha256)
+    if any(row.get("chosen_by") in _CHOSEN_BY for row in rows if isinstance(row, Mapping)):
+        return replace(found, ceiling=None, no_ceiling="items were chosen for being hard; ask the database itself (`tether collect stats`)")
+    ceiling = found.ceiling and replace(found.ceiling, source="the judgements of the file, as `tether collect stats` has it")
+    return replace(found, ceiling=ceiling)
 
 
 def _with_label(row: Any) -> Any:

@@ -63,7 +63,13 @@ class _LinearScorer:
 
 
 def load_audited(path: str) -> Audited:
-    """A reward model folder or hub id in the cache (any HF classifier with one label), or the JSON file of a linear one."""
+    """A reward model folder or hub id in the cache (any HF classifier with one label), or the JSON file of a linear one. Of the folder of a
+    run its reward model."""
+    folder = Path(path).expanduser()
+    if (folder / "events.jsonl").is_file():
+        if not (folder / "reward_model").is_dir():
+            raise ModelError(f"{path} is the folder of a run, and it has trained no reward model (no {folder / 'reward_model'})")
+        path = str(folder / "reward_model")
     if path.endswith(".json"):
         linear = load_linear(path)
         if own := [feature.name for feature in linear.features if not feature.of_text]:
