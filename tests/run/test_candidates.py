@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from run_folders import RL, a_run
 
-from tether.config import ModelConfig, RunConfig
+from tether.config import ModelConfig
 from tether.errors import ModelError
 from tether.run.candidates import final_candidates
 
 SFT = {"data": {"path": "tether:arithmetic_train.jsonl"}}
-RL = {"kind": "grpo", "prompts": {"path": "tether:arithmetic_train.jsonl"}, "steps": 1, "prompts_per_step": 2, "samples_per_prompt": 2,
-      "rewards": [{"kind": "exact"}]}  # fmt: skip
-
-
-def a_run(folder, *finished, **stages):
-    told = {"name": folder.name, "output": str(folder.parent), "model": {"path": "tiny"}} | stages
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(RunConfig.model_validate(told).model_dump(mode="json")))
-    (folder / "environment.json").write_text("{}")
-    for stage in finished:
-        (folder / stage).mkdir()
-        (folder / stage / "stage.json").write_text("{}")
-    return folder
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import run_folders
 import torch
+from run_folders import FINISHED, RL
 
 from tether.backends.compute import Compute
 from tether.config import EvaluateConfig, ModelConfig, RunConfig
@@ -276,23 +278,14 @@ def test_a_broken_judge_costs_no_generation(tmp_path, held, monkeypatch, body, w
 
 
 def a_run(folder, *finished, **stages):
-    """The folder of a run whose named stages are finished."""
-    rl = {"kind": "grpo", "prompts": {"path": "tether:arithmetic_train.jsonl"}, "steps": 1, "prompts_per_step": 2, "samples_per_prompt": 2,
-          "rewards": [{"kind": "exact"}]}  # fmt: skip
-    told = {"name": folder.name, "output": str(folder.parent), "model": {"path": "tiny"}, "rl": {"one": rl, "two": rl}} | stages
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(RunConfig.model_validate(told).model_dump(mode="json")))
-    (folder / "environment.json").write_text("{}")
-    for stage in finished:
-        (folder / stage).mkdir()
-        (folder / stage / "stage.json").write_text('{"made_from": "", "summary": {}}')
-    return folder
+    """A run of two online stages, unless ``stages`` say otherwise."""
+    return run_folders.a_run(folder, *finished, **({"rl": {"one": RL, "two": RL}} | stages))
 
 
 def test_an_unfinished_run_says_what_it_lacks(tmp_path, held):
     run_folder = a_run(tmp_path / "half")
     other_tiny(run_folder / "rl.one", 1)
-    (run_folder / "rl.one" / "stage.json").write_text('{"made_from": "", "summary": {}}')
+    (run_folder / "rl.one" / "stage.json").write_text(FINISHED)
     said = []
     found = evaluate_models([str(run_folder)], section(held), COMPUTE, say=said.append)
     assert [p["name"] for p in found["policies"]] == ["half/start", "half/rl.one"]
