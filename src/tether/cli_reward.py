@@ -25,7 +25,7 @@ class Flagged(Exception):
 
 @reward_app.command
 def audit(
-    model: Annotated[str, Parameter(name="MODEL", help="Reward model (any HF classifier with one label), a run's folder, or a linear JSON.")],
+    model: Annotated[str, Parameter(name="MODEL", help="Reward model (any HF classifier with one label), a run, or a linear one's JSON.")],
     /,
     *,
     data: Annotated[str, Parameter(help="Pairs or single judgements not trained on: a file, folder, hub id or collect database.")],
