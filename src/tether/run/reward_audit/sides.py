@@ -78,8 +78,8 @@ def sides_of(rows: Sequence[Mapping[str, Any]], labels: Sequence[float], votes: 
 
 def _cells(row: Mapping[str, Any], label: float) -> list[tuple[float, float, float]] | None:
     """(chosen won, chosen shown first, judgements) of a row; None where it does not tell."""
-    share, first_won = row.get(SHOWN_FIRST), row.get(FIRST_WON)
-    count = row.get("num_judgements") or 1
+    share: Any = row.get(SHOWN_FIRST)
+    first_won, count = row.get(FIRST_WON), row.get("num_judgements") or 1
     if first_won is None and share not in (0, 1):
         return None
     if count == 1 and share in (0, 1) and row.get("agreement") is None:
