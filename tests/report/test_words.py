@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
+from dataclasses import replace
 from importlib import resources
 
 import pytest
 
+from tether.collect.entries import Answer
+from tether.collect.exchange.judgement_rows import judgement_rows
+from tether.collect.exchange.rule import Rule
+from tether.collect.judgement import Choice, Item, Judgement
+from tether.collect.settings import Settings
+from tether.collect.store import Store
 from tether.events import EventLog
+from tether.report.judges import annotators_of
 from tether.report.read import read_run
 from tether.report.words import band, hashes, policy_rows, raters_of
 from tether.report.words import summary as sentences
 from tether.rewards.simulated_rater import RATER_NAME
+from tether.types import Prompt
 
 
 def summary(run) -> dict[str, str]:
@@ -48,6 +58,33 @@ def test_raters_are_read_only_from_the_file_that_was_trained_on(tmp_path):
     assert raters_of(str(file), "0" * 64) == []
     assert raters_of("tether:../../nothing", "0" * 64) == []
     assert raters_of("\0", "") == []
+
+
+def test_the_annotators_of_a_database_are_named_with_what_they_judged(make_run, tmp_path):
+    path = tmp_path / "a.db"
+    with Store.create(path, Settings(held_out_share=0.5, seed=3)) as store:
+        ann, bo, cy = (store.add_annotator(name).id for name in ("Ann", "Bo", "Cy"))
+        store.add_prompts(Prompt(f"p{n}", f"Ask {n}?") for n in range(8))
+        store.add_answers(Answer(f"p{n}{end}", f"p{n}", end) for n in range(8) for end in "ab")
+        store.add_items([Item(f"i{n}", f"p{n}", (f"p{n}a", f"p{n}b")) for n in range(8)])
+        store.add_items([Item("g", "p0", ("p0b", "p0a"), Choice.FIRST)])
+        for who, choices in ((ann, ["first"] * 8), (bo, ["tie", "skip", *["second"] * 6]), (cy, ["first"] * 8)):
+            for n, choice in enumerate(choices):
+                why = "unclear" if choice == "skip" else ""
+                store.record(Judgement(f"{who}{n}", f"i{n}", who, Choice(choice), (f"p{n}a", f"p{n}b"), reason=why))
+        store.record(Judgement("g", "g", ann, Choice.FIRST, ("p0b", "p0a")))
+        store.undo(cy)
+        for name in ("train", "held_out", "all"):
+            rows = [row["annotator"] for row in judgement_rows(store, Rule(split=name)) if row["choice"] != "skip"]
+            assert {who: count for _, who, count in annotators_of(path, name)} == Counter(rows)
+    run = replace(read_run(make_run()), config={"reward_model": {"data": {"path": str(path), "judgements": {"without": ["Cy"]}}}})
+    told = summary(run)["Who judged"]
+    counts = {name: count for _, name, count in annotators_of(path)}
+    assert f"2 annotators judged them, with so many judgements each: Ann ({counts['Ann']}), Bo ({counts['Bo']}); Cy left out" in told
+    assert "not recorded" not in told
+    assert annotators_of(tmp_path / "none.db") is None
+    (tmp_path / "text.db").write_text("no database")
+    assert annotators_of(tmp_path / "text.db") is None
 
 
 def test_the_bundled_comparisons_name_their_rater():
