@@ -1,9 +1,10 @@
 """Tether beside the libraries one would otherwise pick, in one run on this machine: A B A B, each in an environment of its own.
 
-    python -m bench.peers grpo [--rounds 3] [--quick]      one workload; `all` for every one
-    python -m bench.peers table                            the section "Speed against peers" of bench/RESULTS.md from the raw numbers
+    python -m bench.peers all [--rounds 3]                 every workload, then the section "Speed against peers" of bench/RESULTS.md
+    python -m bench.peers grpo update [--quick]            some of them
+    python -m bench.peers table                            the section anew from the raw numbers
 
-Prints a table and writes bench/results/WHAT.json (with --quick: quick/WHAT.json of the folder below). The first run
+Prints tables and writes bench/results/WHAT.json (with --quick: quick/WHAT.json of the folder below). The first run
 makes the environments under ~/.cache/tether-bench (TETHER_BENCH_HOME), which takes minutes and about 6 GB. Logs of the sides lie there too.
 """
 
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=[*WORKLOADS, "all", "table", "variants"])
+    parser.add_argument("what", nargs="+", choices=[*WORKLOADS, "all", "table", "variants"])
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each side (1 with --quick unless given)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: proves that everything runs, says nothing about speed")
     parser.add_argument("--everyone", action="store_true", help="no trial of the settings: all variants take part in every round (memory!)")
@@ -39,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lengths", nargs="+", default=[], choices=["forced", "natural"], help="how answers end (default: both)")
     parser.add_argument("--model", type=Path, default=Path.home() / ".cache" / "tether" / "smollm2", help="folder of the model")
     options = parser.parse_args(arguments)
-    if options.what == "table":
+    if "table" in options.what:
         return _tables()
-    if options.what == "variants":
+    if "variants" in options.what:
         for workload in WORKLOADS.values():
             print(f"{workload.name}: " + "; ".join(v.name + ("" if v.default else " (only by name)") for v in workload.variants))
         return 0
@@ -56,13 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         variants=options.variants,
         lengths=options.lengths,
     )
-    names = list(WORKLOADS) if options.what == "all" else [options.what]
+    names = list(WORKLOADS) if "all" in options.what else [name for name in WORKLOADS if name in options.what]
     done: dict[str, Any] = {}
     for name in names:
         shared = done.get("update") if name == "reference" else None  # the same steps; other phases are compared
         done[name] = run(WORKLOADS[name], asked) if shared is None else write({**shared, "what": name}, asked)
         print(result_text(done[name]), flush=True)
-    return 0
+    return _tables() if "all" in options.what and not options.quick else 0
 
 
 def _tables() -> int:
