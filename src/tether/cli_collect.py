@@ -97,7 +97,7 @@ def export(
     min_agreement: Annotated[float, Parameter(help="Leave out pairs with a smaller share of votes for the chosen answer.")] = 0.0,
     gold: Annotated[bool, _FLAG, Parameter(help="Test questions too.")] = False,
     without: Annotated[tuple[str, ...], Parameter(help="Name or id of an annotator who does not count; repeat it.", negative=())] = (),
-    form: Annotated[Literal["auto", "plain", "conversational"], Parameter(help="Strings or messages.")] = "auto",
+    form: Annotated[Literal["auto", "plain", "conversational"], Parameter(help="Strings or messages; auto: as stored.")] = "auto",
 ) -> None:
     """Write comparisons in TRL's preference format, or the judgements one by one, and say what was left out.
 
@@ -112,9 +112,9 @@ def export(
     usual = Rule()
     of_pairs = ("ties", "both_bad", "margin", "slight", "much", "min_agreement")
     shapes = {f"--{name.replace('_', '-')}": (getattr(rule, name) != getattr(usual, name), rows == "pairs") for name in of_pairs}
-    _refuse_idle(f"--rows {rows}", shapes | {"--form": (form != "auto", rows == "pairs")})
+    _refuse_idle(f"--rows {rows}", shapes)
     with Store.open(database) as store:
-        print(export_file(store, file, rule, form) if rows == "pairs" else export_judgements(store, file, rule))
+        print(export_file(store, file, rule, form) if rows == "pairs" else export_judgements(store, file, rule, form))
 
 
 @collect_app.command

@@ -31,6 +31,7 @@ from tether.config import (
 )
 from tether.data.load import load_prompts
 from tether.errors import ModelError, TetherError
+from tether.records.texts import prompt_key
 from tether.run.sources import load_comparisons, load_demonstrations, load_feedback, load_judgements
 from tether.types import Comparison, Ranking
 
@@ -210,7 +211,7 @@ def _plan_reward_model(reward: RewardModelConfig) -> str:
 def _units(records: Sequence[Comparison | Ranking], by_prompt: bool) -> list[Any]:
     """What a batch of the reward model counts: prompts, or pairs; a ranking of K answers holds K (K - 1) / 2."""
     if by_prompt:
-        return list({repr(record.prompt) for record in records})
+        return list({prompt_key(record.prompt) for record in records})
     return [None for record in records for _ in range(math.comb(len(record.answers), 2) if isinstance(record, Ranking) else 1)]
 
 

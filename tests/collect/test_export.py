@@ -14,10 +14,10 @@ from tether.collect import schema
 from tether.collect.engine import reading
 from tether.collect.engine import sqlalchemy as sa
 from tether.collect.entries import Answer
-from tether.collect.exchange.export import COLUMNS, ExportReport, as_comparisons, comparisons, export_file, export_rows
+from tether.collect.exchange.export import ExportReport, as_comparisons, comparisons, export_file, export_rows
 from tether.collect.exchange.formats import trl
 from tether.collect.exchange.imported import import_file
-from tether.collect.exchange.rule import Rule, decide, pair_votes
+from tether.collect.exchange.rule import COLUMNS, Rule, decide, pair_votes
 from tether.collect.exchange.tables import read_table, write_table
 from tether.collect.judgement import Choice, Item, Judgement, Strength
 from tether.collect.settings import Settings
@@ -123,7 +123,7 @@ def test_every_pair_is_a_row_or_is_counted(store):
     assert row == {
         "prompt": "Question 0?", "chosen": "answer 1 to 0", "rejected": "answer 0 to 0", "margin": 2.0, "strength": "much",
         "num_judgements": 1, "agreement": 1.0, "soft_label": 1.0, "item_id": "i0", "prompt_id": "p0", "chosen_by": None,
-        "annotators": ["a1"], "chosen_shown_first": 0.0, "first_shown_won": 0.0,
+        "annotators": ["a1"], "chosen_shown_first": 0.0, "votes_chosen": [0, 1], "votes_rejected": [0, 0],
     }  # fmt: skip
     assert report.left_out == {"tie": 1, "both bad": 1, "no judgement": 3, "gold": 1}
     assert report.rows + report.left_out.total() == report.pairs == 7

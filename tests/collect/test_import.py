@@ -249,14 +249,28 @@ def test_argilla_rankings_of_both_versions(store):
     ]}  # fmt: skip
     report = import_rows(store, [new, old], argilla(), "arg")
     assert said(store) == [("argilla u1", ["B"], ["A"], ["C"]), ("argilla u2", ["A", "C"], ["B"])]
-    assert report.notes == {"response with the status 'discarded', not kept": 1}
+    assert report.notes == {"response with the status 'discarded', not kept": 1, "response to the question 'rationale', not kept": 1}
 
 
 def test_argilla_labels(store):
-    fields = {"prompt": "Why?", "response_1": "A", "response_2": "B"}
+    fields = {"prompt": "Why?", "response_1": "A", "response_2": "B", "hint": ""}
     label = {"fields": fields, "responses": {"best": [{"value": "response_2", "user_id": "u1"}, {"value": "tie", "user_id": "u2"}]}}
-    import_rows(store, [label], argilla(), "arg")
+    report = import_rows(store, [label], argilla(answers=("response_1", "response_2")), "arg")
     assert said(store) == [("argilla u1", ["B"], ["A"]), ("argilla u2", ["A", "B"])]
+    assert not report.notes
+
+
+def test_what_a_tool_exports_besides_is_named(store):
+    record = {"id": "1", "fields": FIELDS | {"hint": "think"}, "metadata": {"split": 1}, "vectors": {}, "responses": {
+        "best": [ranking("response_1", "response_2", "response_3")],
+    }}  # fmt: skip
+    report = import_rows(store, [record], argilla(), "arg")
+    place = "not kept: it has no place in the database"
+    assert report.notes == {f"column `metadata`, {place}": 1, f"column `fields.hint`, {place}": 1}
+    other = task() | {"meta": {"x": 1}, "predictions": [], "project": 3}
+    other["data"]["difficulty"] = 2
+    report = import_rows(store, [other], label_studio(), "ls")
+    assert report.notes == {f"column `meta`, {place}": 1, f"column `data.difficulty`, {place}": 1}
 
 
 def ranking(*names: str, user: str = "u") -> dict:

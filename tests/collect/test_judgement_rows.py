@@ -200,10 +200,22 @@ def test_rows_that_cannot_be_read(tmp_path, change, message):
         assert list(store.prompts()) == []
 
 
-def test_texts_of_two_kinds_in_a_parquet_column_are_refused(tmp_path):
-    with full_store(tmp_path / "x.db") as store, pytest.raises(DataError, match=r"one kind of value.*write a \.jsonl file"):
-        export_judgements(store, tmp_path / "x.parquet", ALL)
-    assert not (tmp_path / "x.parquet").exists()
+def test_texts_of_two_kinds_in_a_parquet_column_are_refused_and_go_in_as_messages(tmp_path):
+    file = tmp_path / "x.parquet"
+    with full_store(tmp_path / "x.db") as store, Store.create(tmp_path / "y.db", Settings()) as other:
+        with pytest.raises(DataError, match=r"one kind of value.*write messages everywhere \(--form conversational\), or a \.jsonl file"):
+            export_judgements(store, file, ALL)
+        assert not file.exists()
+        assert export_judgements(store, file, ALL, "conversational").rows == 8
+        before = contents(store)
+        again = import_file(store, file, judgements())
+        assert (again.prompts.new, again.answers.new, again.items.new, again.judgements) == (0, 0, 0, Added(0, 8))
+        assert contents(store) == before
+        assert import_file(other, file, judgements()).judgements == Added(8, 0)
+        said = [sorted((one.item_id, one.annotator, one.choice, one.ranking) for one in live(database)) for database in (store, other)]
+        assert said[0] == said[1]
+        with pytest.raises(DataError, match="is a conversation and has no plain form"):
+            export_judgements(store, tmp_path / "x.jsonl", ALL, "plain")
 
 
 @pytest.fixture
@@ -245,7 +257,7 @@ def test_pairs_say_who_voted_and_what_stood_first(tmp_path):
             store.record(Judgement(who, "i0", who, choice, tuple(f"a0.{at}" for at in shown)))
         (row,) = export_rows(store, Rule())
         assert (row["chosen"], row["annotators"], row["chosen_shown_first"]) == ("answer 0 to 0", ["a1", "a2"], 0.5)
-        assert row["first_shown_won"] == 1.0  # the tie is not counted
+        assert (row["votes_chosen"], row["votes_rejected"]) == ([1, 0], [0, 0])  # the tie is not counted
         store.undo("a2")
         assert next(iter(export_rows(store, Rule())))["chosen_shown_first"] == 1.0
 

@@ -83,7 +83,7 @@ def test_pairs_equal_without_any_cut_are_dropped_too():
 def test_overlap_names_both_rows():
     chat = (Message("user", "b"),)
     found = prompt_overlap(["a", chat, "c"], ["x", "b", "c "])
-    assert [(o.held_out_row, o.training_row, o.beginning) for o in found] == [(2, 2, "b")]
+    assert [(o.held_out_row, o.training_row, o.beginning) for o in found] == [(2, 2, "b"), (3, 3, "c")]
     assert overlap_warnings(["a"], ["b"]) == []
     with pytest.raises(DataError, match=r"(?s)1 of 2 held-out prompts.*held-out row 1 = training row 2"):
         refuse_overlap(["b", "a"], ["a", "c"])

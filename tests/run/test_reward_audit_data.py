@@ -222,7 +222,7 @@ def test_an_export_tells_the_lean_that_its_database_tells(tmp_path, people, ties
         with Store.open(path) as store:
             export_file(store, tmp_path / f"a.{ending}", Rule(split="all", ties="both_orders"))
         told = position(judged_of(tmp_path / f"a.{ending}"))
-        assert told["source"] == "150 pairs, column first_shown_won"
+        assert told["source"] == "150 pairs, column votes_chosen"
         assert told["judgements"] == wanted["judgements"]
         for name in ("first_won", "judges", "model"):
             assert told[name].pop("name", "") == wanted[name].get("name", "")
@@ -236,7 +236,7 @@ def test_what_a_file_does_not_tell_of_sides_is_not_called_noise(tmp_path):
     with Store.open(path) as store:
         export_file(store, tmp_path / "decided.jsonl", Rule(split="all"))
         rows = list(export_rows(store, Rule(split="all", ties="both_orders")))
-    write_jsonl(tmp_path / "old.jsonl", [{name: row[name] for name in row if name != "first_shown_won"} for row in rows])
+    write_jsonl(tmp_path / "old.jsonl", [{name: row[name] for name in row if not name.startswith("votes_")} for row in rows])
     told = {"decided": "pairs on which as many judges were for each answer are not in this file", "old": "not which answer they then"}
     for name, why in told.items():
         given = load_pairs(str(tmp_path / f"{name}.jsonl"), None, None, {})
@@ -316,6 +316,10 @@ def test_without_sides_the_page_says_so_and_a_wrong_share_is_refused(tmp_path):
     write_jsonl(tmp_path / "wrong.jsonl", rows)
     with pytest.raises(DataError, match=r"row 1: `chosen_shown_first` must be a share from 0 to 1, got 1.5"):
         load_pairs(str(tmp_path / "wrong.jsonl"), None, None, {})
+    for counts in ([1], [1, -1], [1, 0.5], [True, 1], "1", None):
+        write_jsonl(tmp_path / "wrong.jsonl", [rows[0] | {"chosen_shown_first": 1, "votes_chosen": [2, 0], "votes_rejected": counts}])
+        with pytest.raises(DataError, match=r"row 1: `votes_chosen` and `votes_rejected` must be two counts each, got \[2, 0\] and "):
+            load_pairs(str(tmp_path / "wrong.jsonl"), None, None, {})
 
 
 # -- unlike the training -----------------------------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from tether.collect.engine import Unreadable
-from tether.collect.entries import Answer, Provenance, StoredPrompt, Text, one_form
+from tether.collect.entries import Answer, Provenance, StoredPrompt, Text
 from tether.collect.judgement import Choice, Judgement, Strength
 from tether.errors import DataError
 from tether.records.fields import check_unicode
+from tether.records.texts import one_form
 from tether.types import Message, Role
 
 __all__ = [
@@ -48,7 +49,7 @@ def text_to_json(text: Text, what: str) -> str:
 
 
 def content_of(text: Text, role: Role, what: str) -> str:
-    """What a prompt (role "user") or an answer ("assistant") is compared by: its JSON in one form (``entries.one_form``)."""
+    """What a prompt (role "user") or an answer ("assistant") is compared by: its JSON in one form (``records.texts.one_form``)."""
     return text_to_json(one_form(text, role), what)
 
 

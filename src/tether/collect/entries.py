@@ -9,20 +9,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tether.collect.judgement import Item
-from tether.types import Message, Role
+from tether.records.texts import Text
 
-__all__ = ["Annotator", "Answer", "ItemState", "Progress", "Provenance", "Shown", "StoredPrompt", "Text", "one_form", "plain_text"]
-
-Text = str | tuple[Message, ...]
-"""A plain string or the turns of a conversation."""
-
-
-def one_form(text: Text, role: Role) -> Text:
-    """A single turn of the role is its string, anything else stays: "Hi" and (Message("user", "Hi"),) are one prompt, as "Yes" and
-    (Message("assistant", "Yes"),) are one answer. What is stored keeps the form that it came in; identity goes by this one.
-    """
-    return text[0].content if not isinstance(text, str) and len(text) == 1 and text[0].role == role else text
-
+__all__ = ["Annotator", "Answer", "ItemState", "Progress", "Provenance", "Shown", "StoredPrompt", "Text", "plain_text"]
 
 def plain_text(text: Text) -> str:
     """An answer as one text to show: a single turn is its content, several are headed by their roles.

@@ -11,6 +11,7 @@ from enum import StrEnum
 from tether.data.lengths import LengthReport, tokenise
 from tether.errors import DataError
 from tether.records import refuse_bad_rows
+from tether.records.texts import prompt_key
 from tether.text.chat import ChatFormat, TokenizedExample
 from tether.types import Comparison, Ranking
 
@@ -70,7 +71,7 @@ def tokenised_groups(records: Sequence[Comparison | Ranking], format: ChatFormat
             answers, pairs = (record.chosen, record.rejected), (JudgedPair(0, 1, record.label, record.margin),)
         else:
             answers, pairs = record.answers, _pairs_of(record.places)
-        return TokenizedGroup(tuple(format.example(record.prompt, answer) for answer in answers), pairs, repr(record.prompt))
+        return TokenizedGroup(tuple(format.example(record.prompt, answer) for answer in answers), pairs, prompt_key(record.prompt))
 
     return tokenise(records, group, source)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from tether.data.cursor import epoch_order
 from tether.data.lengths import LengthReport, TokenizedPair, comparison_pairs, limit_examples, limit_pairs, tokenise
 from tether.errors import DataError
+from tether.records.texts import prompt_key
 from tether.text.chat import ChatFormat, TokenizedExample
 from tether.types import Comparison, Feedback
 
@@ -46,7 +47,7 @@ def judged_pairs(
 ) -> tuple[JudgedUnits, LengthReport]:
     """Comparisons as pairs within the length limit."""
     limited = limit_pairs(comparison_pairs(comparisons, format, source), max_length, source)
-    keys = tuple(repr(comparisons[index].prompt) for index in limited.kept)
+    keys = tuple(prompt_key(comparisons[index].prompt) for index in limited.kept)
     return _units(limited.pairs, keys), limited.report
 
 
@@ -61,7 +62,8 @@ def judged_answers(
     examples = tokenise(feedback, lambda one: format.example(one.prompt, one.completion), source)
     limited = limit_examples(examples, max_length, source)
     kept = [feedback[index] for index in limited.kept]
-    return JudgedUnits(limited.examples, (), tuple(repr(one.prompt) for one in kept), tuple(one.liked for one in kept)), limited.report
+    keys, liked = tuple(prompt_key(one.prompt) for one in kept), tuple(one.liked for one in kept)
+    return JudgedUnits(limited.examples, (), keys, liked), limited.report
 
 
 def with_mismatched(units: JudgedUnits, max_length: int, source: str, seed: int) -> JudgedUnits:

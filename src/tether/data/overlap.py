@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tether.errors import DataError
+from tether.records.texts import one_form
 from tether.types import Message
 
 __all__ = ["Overlap", "overlap_warnings", "prompt_overlap", "refuse_overlap"]
@@ -25,8 +26,8 @@ class Overlap:
 
 
 def prompt_overlap(training: Sequence[Text], held_out: Sequence[Text]) -> list[Overlap]:
-    """Held-out prompts equal to a training prompt, message by message; a plain string counts as one user
-    message.
+    """Held-out prompts equal to a training prompt, message by message and but for white space; a plain string counts as one message of a
+    user.
     """
     first_row: dict[tuple[tuple[str, str], ...], int] = {}
     for row, text in enumerate(training, start=1):
@@ -63,4 +64,6 @@ def refuse_overlap(training: Sequence[Text], held_out: Sequence[Text]) -> None:
 
 
 def _key(text: Text) -> tuple[tuple[str, str], ...]:
-    return (("user", text),) if isinstance(text, str) else tuple((m.role, m.content) for m in text)
+    form = one_form(text if isinstance(text, str) else tuple(text), "user")
+    turns = (("user", form),) if isinstance(form, str) else ((turn.role, turn.content) for turn in form)
+    return tuple((role, " ".join(content.split())) for role, content in turns)

@@ -21,6 +21,7 @@ from tether.clusters import cluster_covariance
 from tether.errors import ConfigError, DataError, ModelError
 from tether.files import write_atomic
 from tether.records import refuse_bad_rows
+from tether.records.texts import prompt_key
 from tether.rewards.features import Feature, answer_text, feature_from, measure
 from tether.rewards.seen import prompt_hashes
 from tether.types import Comparison, Failure, Rollout, Score
@@ -147,7 +148,7 @@ def fit_linear(
     p_B = 1 / (1 + np.exp(-np.clip(d_BF @ weights, -500, 500)))
     curvature = (d_BF.T * (p_B * (1 - p_B))) @ d_BF + len(d_BF) * l2 * np.eye(len(weights))
     bread, numbers = np.linalg.inv(curvature), dict[str, int]()
-    prompts = [numbers.setdefault(repr(comparison.prompt), len(numbers)) for comparison in comparisons]
+    prompts = [numbers.setdefault(prompt_key(comparison.prompt), len(numbers)) for comparison in comparisons]
     over_prompts = cluster_covariance(bread, d_BF * (labels_B - p_B)[:, None], prompts) if len(numbers) > 1 else bread
     errors = np.sqrt(np.maximum(np.diag(bread), np.diag(over_prompts)))
     gap_B, decided = d_BF @ weights, labels_B != 0.5

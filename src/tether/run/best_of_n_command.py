@@ -18,6 +18,7 @@ from tether.errors import ConfigError, DataError
 from tether.files import write_atomic
 from tether.models.reward import RewardModel
 from tether.records import file_sha256, prompt_from_row, read_prompts, refuse_bad_rows, write_jsonl
+from tether.records.texts import prompt_key
 from tether.rewards.build import build_part
 from tether.rewards.learned import LearnedPart
 from tether.rewards.linear import LinearPart
@@ -194,9 +195,9 @@ def read_samples(request: BestOfNRequest) -> tuple[list[Pool], dict[str, Any]]:
             if isinstance(row, DataError):
                 raise row
             prompt = prompt_from_row(row, number - 1)
-            key = str(row["prompt_id"]) if row.get("prompt_id") is not None else repr(prompt.text)
+            key = str(row["prompt_id"]) if row.get("prompt_id") is not None else prompt_key(prompt.text)
             first, samples = pools.setdefault(key, (prompt, []))
-            if first.text != prompt.text:
+            if prompt_key(first.text) != prompt_key(prompt.text):
                 raise DataError(f"prompt_id {key!r:.40} has another prompt here than before.")
             samples.append(_sample(row, request.proxy, request.gold))
         except DataError as error:

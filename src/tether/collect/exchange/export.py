@@ -6,33 +6,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tether.collect import schema
 from tether.collect.adding import answers_of_items, chunks
 from tether.collect.codec import gold_of
 from tether.collect.engine import Connection, reading
-from tether.collect.engine import sqlalchemy as sa
-from tether.collect.entries import Text, one_form
+from tether.collect.exchange.forms import Format, form_of
 from tether.collect.exchange.items import annotator_ids, item_rows, judgements_on, outside, refuse_none, texts_of
 from tether.collect.exchange.rule import Decision, Rule, decide, pair_votes
 from tether.collect.exchange.tables import write_table
 from tether.collect.judgement import Item, Judgement
 from tether.collect.store import Store
-from tether.errors import DataError
-from tether.types import Comparison, Message
+from tether.records.texts import Text, one_form
+from tether.types import Comparison
 
-__all__ = ["COLUMNS", "ExportReport", "Exported", "Format", "as_comparisons", "comparisons", "export_file", "export_rows"]
-
-Format = Literal["auto", "plain", "conversational"]
-
-COLUMNS = (
-    "prompt", "chosen", "rejected", "margin", "strength", "num_judgements", "agreement", "soft_label", "item_id", "prompt_id", "chosen_by",
-    "annotators", "chosen_shown_first", "first_shown_won",
-)  # fmt: skip
-"""Of every exported row, in this order. ``annotators``: the ids of those who voted; ``chosen_shown_first``: the share of them that was
-shown the chosen answer before (left of) the rejected one; ``first_shown_won``: the share of their decided votes (no ties) that are for
-the answer shown first."""
+__all__ = ["ExportReport", "Exported", "as_comparisons", "comparisons", "export_file", "export_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +60,8 @@ def comparisons(store: Store, rule: Rule, report: ExportReport | None = None) ->
 
 
 def export_rows(store: Store, rule: Rule, report: ExportReport | None = None, format: Format = "auto") -> Iterator[dict[str, Any]]:
-    """The comparisons as rows with ``COLUMNS``. "auto": plain strings if all stored texts are, else conversational. Raises DataError where
-    "plain" is asked and a text is a conversation."""
-    form = _plain if _all_plain(store, format) else _turns
+    """The comparisons as rows with ``rule.COLUMNS``; ``format``: see ``forms.form_of``."""
+    form = form_of(store, format)
     for one in comparisons(store, rule, report):
         yield {
             "prompt": form(one.prompt, "user"),
@@ -89,7 +77,8 @@ def export_rows(store: Store, rule: Rule, report: ExportReport | None = None, fo
             "chosen_by": one.chosen_by,
             "annotators": list(one.decision.annotators),
             "chosen_shown_first": one.decision.chosen_shown_first,
-            "first_shown_won": one.decision.first_shown_won,
+            "votes_chosen": list(one.decision.votes_chosen),
+            "votes_rejected": list(one.decision.votes_rejected),
         }
 
 
@@ -139,7 +128,7 @@ def _with_texts(
                 continue
             decided.append((row, a, b, decision))
             if decision.soft_label == 0.5:  # only a tie: a majority is above one half
-                decided.append((row, a, b, replace(decision, first_chosen=False, chosen_shown_first=1 - decision.chosen_shown_first)))
+                decided.append((row, a, b, decision.other_way))
     answers = texts_of(connection, schema.answers.c.answer_id, {answer for _, a, b, _ in decided for answer in (a, b)})
     prompts = texts_of(connection, schema.prompts.c.prompt_id, {row.prompt_id for row, *_ in decided})
     for row, a, b, decision in decided:
@@ -150,29 +139,3 @@ def _with_texts(
         yield Exported(
             prompts[row.prompt_id], answers[chosen], answers[rejected], decision, row.item_id, row.prompt_id, row.chosen_by
         )
-
-
-def _all_plain(store: Store, format: Format) -> bool:
-    """Whether rows are written as plain strings."""
-    if format not in ("auto", "plain", "conversational"):
-        raise DataError(f"format must be auto, plain or conversational, got {format!r}")
-    if format == "conversational":
-        return False
-    with reading(store.engine) as connection:
-        for table in (schema.prompts, schema.answers):
-            turns = connection.scalar(sa.select(next(iter(table.primary_key))).where(table.c.text.like("[%")).limit(1))
-            if turns is not None and format == "plain":
-                raise DataError(f"{store.place}: {turns!r} is a conversation and has no plain form; export it as conversational")
-            if turns is not None:
-                return False
-    return True
-
-
-def _plain(text: Text, _role: str) -> str:
-    assert isinstance(text, str)
-    return text
-
-
-def _turns(text: Text, role: Any) -> list[dict[str, str]]:
-    turns = (Message(role, text),) if isinstance(text, str) else text
-    return [{"role": turn.role, "content": turn.content} for turn in turns]

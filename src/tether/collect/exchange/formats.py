@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Literal
 
-from tether.collect.exchange.given import GivenAnswer, Imported, Parser, Word
+from tether.collect.exchange.given import GivenAnswer, Imported, Parser, Word, without_place
 from tether.collect.judgement import Strength
 from tether.errors import DataError
 from tether.records import comparison_from_row, prompt_from_row
@@ -49,7 +49,7 @@ def trl(annotator: str = "") -> Parser:
             notes.append("margin that is not kept: the database holds strengths, slight or much")
         if pair.label == 0.5 and (strength or pair.margin):
             notes.append("strength or margin of a tie, not kept")
-        notes += _without_place(row, "prompt", "chosen", "rejected", "label", "strength", "margin")
+        notes += without_place(row, *_WHO, "prompt", "chosen", "rejected", "label", "strength", "margin")
         word = Word(who, _TIERS[pair.label], strength)
         yield Imported(pair.prompt, (GivenAnswer(pair.chosen), GivenAnswer(pair.rejected)), (word,), notes=tuple(notes))
 
@@ -81,15 +81,6 @@ def _who(row: Mapping[str, Any], annotator: str) -> tuple[str, list[str]]:
     return str(name).strip(), [f"column `{other}`, not kept: `{column}` says whose word it is" for other, _ in others]
 
 
-def _without_place(row: Mapping[str, Any], *known: str) -> list[str]:
-    """A note for every column that holds something and is not stored."""
-    return [
-        f"column `{name}`, not kept: it has no place in the database"
-        for name, value in row.items()
-        if name not in known and name not in _WHO and value not in (None, "")
-    ]
-
-
 def hh(annotator: str = "") -> Parser:
     """`chosen` and `rejected`, whole transcripts with the marks "\\n\\nHuman:" and "\\n\\nAssistant:"; they become conversations."""
 
@@ -100,7 +91,7 @@ def hh(annotator: str = "") -> Parser:
         for name, answer in zip(("chosen", "rejected"), answers, strict=True):
             check_answer(answer, name)
         who, notes = _who(row, annotator)
-        notes += _without_place(row, "chosen", "rejected")
+        notes += without_place(row, *_WHO, "chosen", "rejected")
         yield Imported(prompt, tuple(map(GivenAnswer, answers)), (Word(who, _TIERS[1.0]),), notes=tuple(notes))
 
     return parse
@@ -134,10 +125,9 @@ def ratings(pairs: Pairs = "ranking", annotator: str = "") -> Parser:
         if known and len(known) < len(scores):
             raise DataError(f"{len(scores) - len(known)} of {len(scores)} answers have no rating; rate all of them or none.")
         who, notes = _who(row, annotator)
-        notes += _without_place(row, "prompt", "messages", "instruction", "completions", "generations", "ratings", "generation_models")
+        notes += without_place(row, *_WHO, *_OF_RATINGS)
         if has(row, "completions"):
-            of_answers = {f"completions.{name}": value for one in row["completions"] for name, value in one.items() if name not in _USED}
-            notes += _without_place(of_answers)
+            notes += without_place({name: value for one in row["completions"] for name, value in one.items()}, *_USED, of="completions.")
         for number, places in enumerate(_groups(scores if known else [0.0] * len(scores), pairs)):
             words = (Word(who, _tiers([scores[at] for at in places])),) if known else ()
             yield Imported(prompt, tuple(answers[at] for at in places), words, notes=() if number else tuple(notes))
@@ -145,6 +135,7 @@ def ratings(pairs: Pairs = "ranking", annotator: str = "") -> Parser:
     return parse
 
 
+_OF_RATINGS = ("prompt", "messages", "instruction", "completions", "generations", "ratings", "generation_models")
 _USED = ("response", "text", "content", "model", "overall_score", "rating", "score", "annotations")
 
 

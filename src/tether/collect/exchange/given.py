@@ -13,7 +13,7 @@ from tether.collect.entries import Text
 from tether.collect.judgement import Choice, Strength
 from tether.errors import DataError
 
-__all__ = ["GivenAnswer", "Imported", "Parser", "Word", "as_gold"]
+__all__ = ["GivenAnswer", "Imported", "Parser", "Word", "as_gold", "without_place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,16 @@ class Imported:
 
 Parser = Callable[[Mapping[str, Any]], Iterable[Imported]]
 """A row to what it says. Raises DataError with what is wrong with the row."""
+
+
+def without_place(row: Mapping[str, Any], *known: str, of: str = "") -> list[str]:
+    """A note for every column that holds something, is not ``known`` and so is not stored. ``of``: what stands before its name."""
+    return [
+        f"column `{of}{name}`, not kept: it has no place in the database"
+        for name, value in row.items()
+        if name not in known and value not in (None, "", [], {})
+    ]
+
 
 _KNOWN = {((0,), (1,)): Choice.FIRST, ((1,), (0,)): Choice.SECOND, ((0, 1),): Choice.TIE}
 

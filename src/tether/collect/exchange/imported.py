@@ -16,7 +16,6 @@ from typing import Any, Literal
 from tether.collect.adding import Added
 from tether.collect.codec import content_of
 from tether.collect.engine import reading
-from tether.collect.entries import one_form
 from tether.collect.exchange.given import Imported, Parser, as_gold
 from tether.collect.exchange.identity import Placing, place_prompts, place_rows
 from tether.collect.exchange.judged import Said, say
@@ -26,6 +25,7 @@ from tether.collect.store import Store
 from tether.errors import DataError
 from tether.records import read_prompts, refuse_bad_rows
 from tether.records.fields import as_mapping
+from tether.records.texts import one_form
 
 __all__ = ["ImportReport", "import_file", "import_prompts", "import_rows"]
 

@@ -19,6 +19,7 @@ from tether.collect.codec import answer_of
 from tether.collect.engine import Connection, reading
 from tether.collect.engine import sqlalchemy as sa
 from tether.collect.entries import Answer, Text
+from tether.collect.exchange.forms import Form, Format, as_stored, form_of
 from tether.collect.exchange.given import GivenAnswer, Imported, Parser, Word
 from tether.collect.exchange.items import annotator_ids, item_rows, judgements_on, outside, refuse_none, texts_of
 from tether.collect.exchange.rule import Rule
@@ -51,30 +52,34 @@ class JudgementsReport:
         return f"{self.rows} rows of {self.judgements} judgements" + (f"; left out: {reasons}" if reasons else "")
 
 
-def export_judgements(store: Store, path: str | Path, rule: Rule) -> JudgementsReport:
+def export_judgements(store: Store, path: str | Path, rule: Rule, format: Format = "auto") -> JudgementsReport:
     """Write the rows to a .jsonl, .parquet or .csv file, whole or not at all. Of the rule only ``split``, ``gold`` and ``without`` matter.
 
-    Raises DataError where none are left, and for a .parquet file of texts that are strings in some rows and conversations in others.
+    Raises DataError where none are left, and for a .parquet file of texts as they are stored where some are strings, some conversations.
     """
     report = JudgementsReport()
-    write_table(path, refuse_none(judgement_rows(store, rule, report), store.place, report))
+    write_table(path, refuse_none(judgement_rows(store, rule, report, format), store.place, report))
     return report
 
 
-def judgement_rows(store: Store, rule: Rule, report: JudgementsReport | None = None) -> Iterator[dict[str, Any]]:
-    """The live judgements as rows with ``COLUMNS``, in the order of their items, one consistent view; texts as they are stored."""
+def judgement_rows(
+    store: Store, rule: Rule, report: JudgementsReport | None = None, format: Format = "auto"
+) -> Iterator[dict[str, Any]]:
+    """The live judgements as rows with ``COLUMNS``, in the order of their items, one consistent view. "auto": each text as it is stored;
+    else see ``forms.form_of``."""
     report = JudgementsReport() if report is None else report
+    form = as_stored if format == "auto" else form_of(store, format)
     rule = replace(rule, without=annotator_ids(store, rule.without))
     names = {one.id: one.name for one in store.annotators()}
     with reading(store.engine) as connection:
         for items in chunks(item_rows(connection)):
-            for row in _of_items(connection, items, rule, names, report):
+            for row in _of_items(connection, items, rule, names, report, form):
                 report.rows += 1
                 yield row
 
 
 def _of_items(
-    connection: Connection, items: Sequence[Any], rule: Rule, names: Mapping[str, str], report: JudgementsReport
+    connection: Connection, items: Sequence[Any], rule: Rule, names: Mapping[str, str], report: JudgementsReport, form: Form
 ) -> Iterator[dict[str, Any]]:
     judged = judgements_on(connection, [item.item_id for item in items])
     used: list[tuple[Any, list[Judgement]]] = []
@@ -96,7 +101,7 @@ def _of_items(
     for item, kept in used:
         found = [answers[name] for name in places[item.item_id]]
         for judgement in kept:
-            yield _row(item, prompts[item.prompt_id], found, judgement, names[judgement.annotator])
+            yield _row(item, prompts[item.prompt_id], found, judgement, names[judgement.annotator], form)
 
 
 def _answers(connection: Connection, ids: set[str]) -> dict[str, Answer]:
@@ -105,13 +110,13 @@ def _answers(connection: Connection, ids: set[str]) -> dict[str, Answer]:
     return {row.answer_id: answer_of(row) for row in rows}
 
 
-def _row(item: Any, prompt: Text, answers: Sequence[Answer], judgement: Judgement, name: str) -> dict[str, Any]:
+def _row(item: Any, prompt: Text, answers: Sequence[Answer], judgement: Judgement, name: str, form: Form) -> dict[str, Any]:
     place = {answer.answer_id: at for at, answer in enumerate(answers)}
     shown = [place[answer] for answer in judgement.shown]
     chosen = {Choice.FIRST: 0, Choice.SECOND: 1}.get(judgement.choice)
-    texts = [_written(answer.text) for answer in answers]
+    texts = [form(answer.text, "assistant") for answer in answers]
     return {
-        "prompt": _written(prompt),
+        "prompt": form(prompt, "user"),
         "answers": texts,
         "choice": judgement.choice.value,
         "chosen": None if chosen is None else texts[chosen],
@@ -134,10 +139,6 @@ def _row(item: Any, prompt: Text, answers: Sequence[Answer], judgement: Judgemen
         "prompt_id": item.prompt_id,
         "answer_ids": [answer.answer_id for answer in answers],
     }
-
-
-def _written(text: Text) -> Any:
-    return text if isinstance(text, str) else [{"role": turn.role, "content": turn.content} for turn in text]
 
 
 def judgements() -> Parser:

@@ -14,14 +14,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Literal
 
 from tether.collect.judgement import Choice, Item, Judgement, Strength
 from tether.errors import ConfigError
 
-__all__ = ["Decision", "Rule", "Votes", "decide", "pair_votes"]
+__all__ = ["COLUMNS", "Decision", "Rule", "Votes", "decide", "pair_votes"]
+
+COLUMNS = (
+    "prompt", "chosen", "rejected", "margin", "strength", "num_judgements", "agreement", "soft_label", "item_id", "prompt_id", "chosen_by",
+    "annotators", "chosen_shown_first", "votes_chosen", "votes_rejected",
+)  # fmt: skip
+"""Of every exported row, in this order. ``annotators``: the ids of those who voted; ``chosen_shown_first``: the share of them that was
+shown the chosen answer before (left of) the rejected one; ``votes_chosen`` and ``votes_rejected``: two counts each, the votes for that
+answer of those who saw it first (left) and of those who saw it second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +72,8 @@ class Rule:
 
 @dataclass(slots=True)
 class Votes:
-    """The votes on one pair of answers; ``strengths_a``: how much better, of the votes for a; ``num_a_first``: votes of those who
-    were shown a before b; ``num_first_won``: votes for the one of the two that was shown first."""
+    """The votes on one pair of answers; ``strengths_a``: how much better, of the votes for a; ``sides_a``: of the votes for a, those that
+    saw it first and those that saw it second; ``num_a_first``: votes of those who were shown a before b, ties too."""
 
     num_a: int = 0
     num_b: int = 0
@@ -74,8 +82,9 @@ class Votes:
     strengths_a: list[Strength | None] = field(default_factory=list)
     strengths_b: list[Strength | None] = field(default_factory=list)
     annotators: list[str] = field(default_factory=list)
+    sides_a: list[int] = field(default_factory=lambda: [0, 0])
+    sides_b: list[int] = field(default_factory=lambda: [0, 0])
     num_a_first: int = 0
-    num_first_won: int = 0
 
     @property
     def total(self) -> int:
@@ -88,7 +97,7 @@ class Decision:
 
     ``strength``: the commoner one among the votes for the chosen answer, slight where both are as common; None where nobody was asked.
     ``annotators``: who voted; ``chosen_shown_first``: the share of them that was shown the chosen answer before the rejected one;
-    ``first_shown_won``: the share of the decided votes (no ties) that are for the answer shown first, None where no vote is decided.
+    ``votes_chosen`` and ``votes_rejected``: the votes for that answer, of those who saw it first and of those who saw it second.
     """
 
     first_chosen: bool
@@ -99,7 +108,16 @@ class Decision:
     soft_label: float
     annotators: tuple[str, ...] = ()
     chosen_shown_first: float = 0.0
-    first_shown_won: float | None = None
+    votes_chosen: tuple[int, int] = (0, 0)
+    votes_rejected: tuple[int, int] = (0, 0)
+
+    @property
+    def other_way(self) -> Decision:
+        """A tie as its second row: the other answer is called the chosen one."""
+        return replace(
+            self, first_chosen=not self.first_chosen, chosen_shown_first=1 - self.chosen_shown_first,
+            votes_chosen=self.votes_rejected, votes_rejected=self.votes_chosen,
+        )  # fmt: skip
 
 
 def pair_votes(item: Item, judgements: Iterable[Judgement]) -> dict[tuple[str, str], Votes]:
@@ -118,17 +136,14 @@ def _add_vote(votes: Votes, pair: tuple[str, str], judgement: Judgement, choice:
     a_first = judgement.shown.index(pair[0]) < judgement.shown.index(pair[1])
     votes.annotators.append(judgement.annotator)
     votes.num_a_first += a_first
-    votes.num_first_won += choice is (Choice.FIRST if a_first else Choice.SECOND)
-    _add_choice(votes, choice, judgement.strength)
-
-
-def _add_choice(votes: Votes, choice: Choice, strength: Strength | None) -> None:
     if choice is Choice.FIRST:
         votes.num_a += 1
-        votes.strengths_a.append(strength)
+        votes.strengths_a.append(judgement.strength)
+        votes.sides_a[not a_first] += 1
     elif choice is Choice.SECOND:
         votes.num_b += 1
-        votes.strengths_b.append(strength)
+        votes.strengths_b.append(judgement.strength)
+        votes.sides_b[a_first] += 1
     elif choice is Choice.TIE:
         votes.num_tie += 1
     else:
@@ -148,37 +163,27 @@ def decide(votes: Votes, rule: Rule) -> Decision | str:
         return "no judgement"
     if rule.both_bad == "leave_out" and 2 * votes.num_both_bad > votes.total:
         return "both bad"
-    if votes.num_a == votes.num_b:
-        if rule.ties == "leave_out":
-            return "tie"
-        agreement, sides = votes.num_a / votes.total, (_first_share(votes, True), _first_won(votes))
-        return Decision(True, 0.0, None, votes.total, agreement, 0.5, tuple(votes.annotators), *sides)
-    first = votes.num_a > votes.num_b
+    tie = votes.num_a == votes.num_b
+    if tie and rule.ties == "leave_out":
+        return "tie"
+    first = votes.num_a >= votes.num_b
     chosen, rejected = (votes.strengths_a, votes.strengths_b) if first else (votes.strengths_b, votes.strengths_a)
     agreement = len(chosen) / votes.total
-    if agreement < rule.min_agreement:
+    if not tie and agreement < rule.min_agreement:
         return "below min_agreement"
-    soft = (len(chosen) + (votes.total - len(chosen) - len(rejected)) / 2) / votes.total
-    return Decision(
-        first_chosen=first,
-        margin=_margin(chosen, rejected, votes.total, rule),
-        strength=_common(chosen),
+    told = Decision(
+        first_chosen=True,
+        margin=0.0 if tie else _margin(chosen, rejected, votes.total, rule),
+        strength=None if tie else _common(chosen),
         num_judgements=votes.total,
         agreement=agreement,
-        soft_label=soft,
+        soft_label=(len(chosen) + (votes.total - len(chosen) - len(rejected)) / 2) / votes.total,
         annotators=tuple(votes.annotators),
-        chosen_shown_first=_first_share(votes, first),
-        first_shown_won=_first_won(votes),
+        chosen_shown_first=votes.num_a_first / votes.total,
+        votes_chosen=(votes.sides_a[0], votes.sides_a[1]),
+        votes_rejected=(votes.sides_b[0], votes.sides_b[1]),
     )
-
-
-def _first_share(votes: Votes, a_chosen: bool) -> float:
-    return (votes.num_a_first if a_chosen else votes.total - votes.num_a_first) / votes.total
-
-
-def _first_won(votes: Votes) -> float | None:
-    decided = votes.num_a + votes.num_b
-    return votes.num_first_won / decided if decided else None
+    return told if first else told.other_way
 
 
 def _margin(chosen: Sequence[Strength | None], rejected: Sequence[Strength | None], total: int, rule: Rule) -> float:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tether.collect.exchange.export import COLUMNS
 from tether.collect.exchange.given import Imported, Parser
+from tether.collect.exchange.rule import COLUMNS
 from tether.errors import DataError
 
 __all__ = ["one_vote_each", "refuse_summaries"]

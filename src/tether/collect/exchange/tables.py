@@ -27,11 +27,10 @@ __all__ = ["ENDINGS", "read_table", "write_table"]
 ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MARKS = ({"soft_label"}, {"judgement_id", "answer_ids"})  # a header with these columns is ours, and its cells are unescaped
-_NUMBERS = {
-    "label": float, "margin": float, "num_judgements": int, "agreement": float, "soft_label": float, "seconds": float,
-    "first_shown_won": float,
-}  # fmt: skip
-_VALUES = {"annotators", "answers", "ranking", "shown", "chosen_shown_first", "models", "answer_ids"}  # of ours; their cells are JSON
+_NUMBERS = {"label": float, "margin": float, "num_judgements": int, "agreement": float, "soft_label": float, "seconds": float}
+_VALUES = {
+    "annotators", "answers", "ranking", "shown", "chosen_shown_first", "votes_chosen", "votes_rejected", "models", "answer_ids",
+}  # of ours; their cells are JSON  # fmt: skip
 _MESSAGES = '[{"role"'  # how a cell of messages begins
 _BATCH = 10_000
 
@@ -135,7 +134,8 @@ def _write_parquet(path: Path, rows: Iterable[Row]) -> Path:
             os.replace(temporary, path)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         told = "a column of a .parquet file holds one kind of value, and these texts are strings in some rows and conversations in others"
-        raise DataError(f"{path}: {told}; write a .jsonl file ({str(error).splitlines()[0][:200]})") from error
+        told += "; write messages everywhere (--form conversational), or a .jsonl file"
+        raise DataError(f"{path}: {told} ({str(error).splitlines()[0][:200]})") from error
     sync_folder(path.parent)
     return path
 
@@ -144,8 +144,7 @@ def _parquet_schema(schema: Any) -> Any:
     """The schema of the first rows; columns that are empty so far get the type of what may follow."""
     import pyarrow as pa
 
-    empty = {"ranking": pa.list_(pa.list_(pa.int64())), "chosen_shown_first": pa.bool_()}
-    empty |= dict.fromkeys(("seconds", "first_shown_won"), pa.float64())
+    empty = {"ranking": pa.list_(pa.list_(pa.int64())), "chosen_shown_first": pa.bool_(), "seconds": pa.float64()}
     if "answers" in schema.names:
         empty |= dict.fromkeys(("chosen", "rejected"), schema.field("answers").type.value_type)
     for at, column in enumerate(schema):

@@ -8,13 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tether.collect.exchange.given import GivenAnswer, Imported, Parser, Word
+from tether.collect.exchange.given import GivenAnswer, Imported, Parser, Word, without_place
 from tether.errors import DataError
 from tether.records.fields import check_prompt, kind_of, text_field
 
 __all__ = ["argilla", "label_studio"]
 
 _PROMPTS = ("prompt", "instruction", "input", "question", "query", "context")
+_OF_ARGILLA = ("fields", "responses", "id", "_server_id", "external_id", "status", "inserted_at", "updated_at")
+_OF_LABEL_STUDIO = (
+    "data", "annotations", "id", "inner_id", "project", "file_upload", "created_at", "updated_at", "updated_by", "total_annotations",
+    "cancelled_annotations", "total_predictions", "comment_count", "unresolved_comment_count", "last_comment_updated_at", "comment_authors",
+)  # fmt: skip
+"""What the tools keep their books with: not worth a note."""
 _TIES = ("tie", "equal", "both", "same")
 
 
@@ -23,7 +29,7 @@ def argilla(question: str = "", prompt: str = "", answers: Sequence[str] = ()) -
 
     ``prompt``: the field of the prompt, else the first of prompt, instruction, input, question, query, context. ``answers``: the fields of
     the answers, else those that a ranking names. A ranking lists them (equal ranks are ties); a label names the better of two or is "tie".
-    Responses that were discarded or are drafts are counted, not kept.
+    What has no place here is counted, not kept: discarded and draft responses, those to other questions, other columns and fields.
     """
 
     def parse(row: Mapping[str, Any]) -> Iterator[Imported]:
@@ -34,9 +40,9 @@ def argilla(question: str = "", prompt: str = "", answers: Sequence[str] = ()) -
         names = {name: _alike(name) for name in answers or fields if name != asked and isinstance(fields.get(name), str)}
         if missing := [name for name in answers if name not in names]:
             raise DataError(f"there is no text in {', '.join(missing)}; the record has {', '.join(fields)}.")
-        words, notes = [], []
-        used: list[str] = []
-        for user, status, value in _responses(row, question, names):
+        words: list[tuple[str, list[list[str]]]] = []
+        notes, used = list[str](), list[str]()
+        for user, status, value in _responses(row, question, names, notes):
             if status not in ("submitted", "", None):
                 notes.append(f"response with the status {status!r}, not kept")
                 continue
@@ -49,6 +55,7 @@ def argilla(question: str = "", prompt: str = "", answers: Sequence[str] = ()) -
         text = text_field(fields, asked)
         check_prompt(text)
         given = tuple(GivenAnswer(fields[name], name) for name in chosen)
+        notes += without_place(row, *_OF_ARGILLA) + without_place(fields, asked, *chosen, of="fields.")
         yield Imported(text, given, tuple(Word(user, _complete(tiers, chosen)) for user, tiers in words), notes=tuple(notes))
 
     return parse
@@ -66,8 +73,10 @@ def _alike(name: str) -> str:
     return name.lower().replace("-", "_").replace(" ", "_")
 
 
-def _responses(row: Mapping[str, Any], question: str, names: Mapping[str, str]) -> Iterator[tuple[str, str | None, Any]]:
-    """(user, status, value) of every response to the question."""
+def _responses(
+    row: Mapping[str, Any], question: str, names: Mapping[str, str], notes: list[str]
+) -> Iterator[tuple[str, str | None, Any]]:
+    """(user, status, value) of every response to the question; the others go into ``notes``."""
     found = row.get("responses") or {}
     flat: list[tuple[str, str, str | None, Any]] = []
     if isinstance(found, Mapping):  # 2.x: question -> its responses
@@ -82,7 +91,11 @@ def _responses(row: Mapping[str, Any], question: str, names: Mapping[str, str]) 
         raise DataError(f"several questions name fields: {', '.join(sorted(fitting))}; say which one counts.")
     if question and flat and not fitting:
         raise DataError(f"there is no response to the question {question!r}; the record has {', '.join(sorted({one[0] for one in flat}))}.")
-    yield from ((user, status, value) for asked, user, status, value in flat if asked in fitting)
+    for asked, user, status, value in flat:
+        if asked in fitting:
+            yield user, status, value
+        else:
+            notes.append(f"response to the question {asked!r}, not kept")
 
 
 def _user(response: Mapping[str, Any]) -> str:
@@ -131,7 +144,8 @@ def label_studio(prompt: str = "", answers: Sequence[str] = ()) -> Parser:
     """Tasks with `data` and `annotations`, exported as JSON (not JSON-MIN). ``prompt`` and ``answers`` (left, right): fields of `data`.
 
     Without them the prompt is the first of prompt, instruction, input, question, query, context, and the answers are the two that the
-    Pairwise result names in `to_name`. A cancelled annotation is a skip; results of other controls are counted, not kept.
+    Pairwise result names in `to_name`. A cancelled annotation is a skip; results of other controls, other columns
+    and fields are counted, not kept.
     """
     if len(answers) not in (0, 2):
         raise DataError(f"a pair has two answers, left and right; got {', '.join(answers)}")
@@ -151,6 +165,7 @@ def label_studio(prompt: str = "", answers: Sequence[str] = ()) -> Parser:
         notes: list[str] = []
         words = [word for one in annotations if (word := _word(one, notes)) is not None]
         given = tuple(GivenAnswer(str(answer), side) for answer, side in zip(texts, sides, strict=True))
+        notes += without_place(row, *_OF_LABEL_STUDIO) + without_place(data, asked, *sides, of="data.")
         yield Imported(text, given, tuple(words), notes=tuple(notes))
 
     return parse

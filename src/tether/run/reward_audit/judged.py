@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tether.records.texts import prompt_key
 from tether.rewards.features import feature_from
 from tether.rewards.linear import pair_features
 from tether.run.reward_audit.figures import correct
-from tether.run.reward_audit.pairs import AuditPairs
+from tether.run.reward_audit.pairs import AuditPairs, Vote
 from tether.run.reward_audit.scorer import Audited
-from tether.run.reward_audit.votes import Vote
 from tether.stats import Interval
 from tether.types import Comparison
 
@@ -42,7 +42,7 @@ class Judged:
         chosen, rejected = scores_2B[kept], scores_2B[kept + len(given.pairs)]
         pairs = tuple(given.pairs[at] for at in kept)
         numbers: dict[str, int] = {}
-        cluster = tuple(numbers.setdefault(repr(pair.prompt), len(numbers)) for pair in pairs)
+        cluster = tuple(numbers.setdefault(prompt_key(pair.prompt), len(numbers)) for pair in pairs)
         label_B = np.array([pair.label for pair in pairs])
         rows = tuple(given.rows[at] for at in kept) if given.rows else ({},) * len(pairs)
         votes = tuple(given.votes[at] for at in kept) if given.votes else ()

@@ -8,27 +8,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tether.collect.exchange.export import COLUMNS
-from tether.collect.exchange.imported import import_rows
-from tether.collect.exchange.judgement_rows import judgements
+from tether.collect.exchange.rule import COLUMNS
 from tether.collect.exchange.tables import read_table
 from tether.collect.recognise import is_database
-from tether.collect.settings import Settings
-from tether.collect.store import Store
 from tether.config.settings import JudgementsConfig
 from tether.errors import DataError
 from tether.records import read_judgements, refuse_bad_rows
 from tether.rewards.seen import prompt_hash, was_seen
 from tether.run.judged_rows import check_limit, judged_rows
-from tether.run.reward_audit.votes import Vote, read_database
 from tether.types import Comparison, Ranking
 
-__all__ = ["FIRST_WON", "SHOWN_FIRST", "AuditPairs", "Ceiling", "load_pairs", "prompt_hash"]
+__all__ = ["SHOWN_FIRST", "VOTES", "AuditPairs", "Ceiling", "Vote", "load_pairs", "prompt_hash"]
 
 SHOWN_FIRST = "chosen_shown_first"
 """Column of rows: the share of the judgements of the pair in which the chosen answer was shown first (left, or above)."""
-FIRST_WON = "first_shown_won"
-"""Column of rows: the share of the decided judgements of the pair that prefer the answer shown first."""
+VOTES = ("votes_chosen", "votes_rejected")
+"""Columns of rows: the judgements for that answer of those who saw it first and of those who saw it second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """One judgement of a pair. ``outcome``: +1 for the answer that the row calls chosen, -1 for the other, 0 a tie or both bad."""
+
+    annotator: str
+    outcome: int
+    chosen_first: bool
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ def load_pairs(path: str, split: str | None, limit: int | None, fitted_to: Mappi
     common = (found.rows.source, found.rows.sha256, len(pairs) - len(held), notes)
     if not of_database:
         return AuditPairs(kept_pairs, kept_rows, *common)
+    from tether.run.reward_audit.votes import read_database
+
     told = read_database(path, kept_rows, seed)
     ceiling = None
     if told.ceiling.value is not None and told.ceiling.low is not None and told.ceiling.high is not None:
@@ -114,6 +120,11 @@ def _names(rows: Sequence[Any]) -> set[str]:
 def _of_judgements(path: str, sha256: str, limit: int | None, fitted_to: Mapping[str, Any], seed: int) -> AuditPairs:
     """By way of a database of their own, read whole. Where a strategy chose hard items there is no ceiling: which ones were drawn at random
     is not in the file."""
+    from tether.collect.exchange.imported import import_rows
+    from tether.collect.exchange.judgement_rows import judgements
+    from tether.collect.settings import Settings
+    from tether.collect.store import Store
+
     rows = read_table(Path(path).expanduser())
     with tempfile.TemporaryDirectory() as folder:
         place = str(Path(folder) / "judgements.db")
@@ -138,19 +149,18 @@ def _with_label(row: Any) -> Any:
 
 
 def _check_sides(rows: Sequence[Mapping[str, Any]], source: str) -> None:
-    told = {at: row for at, row in enumerate(rows, 1) if row.get(SHOWN_FIRST) is not None or row.get(FIRST_WON) is not None}
-    wrong = {
-        at: f"`{name}` must be a share from 0 to 1, got {value!r:.40}."
-        for at, row in told.items()
-        for name in (SHOWN_FIRST, FIRST_WON, "agreement")
-        if (value := row.get(name)) is not None and (not isinstance(value, int | float) or not 0 <= value <= 1)
-    }
-    wrong |= {
-        at: f"`num_judgements` must be a count from 1, got {value!r:.40}."
-        for at, row in told.items()
-        if (value := row.get("num_judgements")) is not None and (not isinstance(value, int | float) or value < 1 or value % 1)
-    }
+    wrong: dict[int, str] = {}
+    for at, row in enumerate(rows, 1):
+        share, counts = row.get(SHOWN_FIRST), [row.get(name) for name in VOTES]
+        if share is not None and (not isinstance(share, int | float) or not 0 <= share <= 1):
+            wrong[at] = f"`{SHOWN_FIRST}` must be a share from 0 to 1, got {share!r:.40}."
+        elif counts != [None, None] and not all(_two_counts(one) for one in counts):
+            wrong[at] = f"`{VOTES[0]}` and `{VOTES[1]}` must be two counts each, got {counts[0]!r:.40} and {counts[1]!r:.40}."
     refuse_bad_rows(wrong, source, len(rows))
+
+
+def _two_counts(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(one) is int and one >= 0 for one in value)
 
 
 def _pairs_of(ranking: Ranking) -> Sequence[Comparison]:

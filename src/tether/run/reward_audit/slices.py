@@ -12,7 +12,7 @@ from tether.errors import ConfigError
 from tether.rewards.features import BUILT_IN, answer_text
 from tether.run.reward_audit.figures import share_interval
 from tether.run.reward_audit.judged import Judged, interval_dict, nll
-from tether.run.reward_audit.pairs import FIRST_WON, SHOWN_FIRST, AuditPairs
+from tether.run.reward_audit.pairs import SHOWN_FIRST, VOTES, AuditPairs
 from tether.run.reward_audit.sides import sides_of
 
 __all__ = ["check_slices", "slices"]
@@ -37,7 +37,7 @@ def check_slices(given: AuditPairs, columns: Sequence[str]) -> None:
 def _made(given: AuditPairs) -> set[str]:
     if given.votes:
         return {ANNOTATOR, SIDE}
-    return {SIDE} if any(row.get(name) is not None for row in given.rows for name in (SHOWN_FIRST, FIRST_WON)) else set()
+    return {SIDE} if any(row.get(name) is not None for row in given.rows for name in (SHOWN_FIRST, *VOTES)) else set()
 
 
 def slices(judged: Judged, columns: Sequence[str]) -> list[dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""Single judgements of a database beside the pairs that they were made into: who said what, and which answer was shown first."""
+"""Single judgements of a database beside the pairs that they were made into: who said what, and which answer was shown first. Needs the
+extra `collect`, as everything that reads a database."""
 
 from __future__ import annotations
 
@@ -11,18 +12,10 @@ from tether.collect.stats.command import collect_stats
 from tether.collect.stats.summary import Figure
 from tether.collect.stats.votes import read_votes
 from tether.collect.store import Store
+from tether.run.reward_audit.pairs import Vote
 from tether.types import Message
 
-__all__ = ["DatabaseWords", "Vote", "read_database"]
-
-
-@dataclass(frozen=True, slots=True)
-class Vote:
-    """One judgement of a pair. ``outcome``: +1 for the answer that the row calls chosen, -1 for the other, 0 a tie or both bad."""
-
-    annotator: str
-    outcome: int
-    chosen_first: bool
+__all__ = ["DatabaseWords", "read_database"]
 
 
 @dataclass(frozen=True, slots=True)
