@@ -15,7 +15,7 @@ import pytest
 
 from tether import cli
 from tether.config import RunConfig, load_config, resolved_json
-from tether.dryrun import Origin, parameter_count, render
+from tether.dryrun import Origin, render
 from tether.errors import Interrupted, RunError
 
 CONFIG = """
@@ -280,15 +280,6 @@ def test_output_into_a_closed_pipe_is_no_traceback():
     command = f"{sys.executable} -m tether config schema | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr == ""
-
-
-def test_parameters_are_counted_from_headers(tmp_path: Path):
-    import torch
-    from safetensors.torch import save_file
-
-    save_file({"a": torch.zeros(3, 4), "b": torch.zeros(5)}, tmp_path / "model.safetensors")
-    assert parameter_count(tmp_path) == 17
-    assert parameter_count(tmp_path / "nothing") is None
 
 
 def test_resume_takes_the_stored_configuration_wherever_the_folder_now_lies(started, tmp_path):

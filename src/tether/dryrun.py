@@ -30,12 +30,15 @@ from tether.config import (
     is_switchable,
 )
 from tether.data.load import load_prompts
-from tether.errors import ModelError, TetherError
+from tether.errors import TetherError
+from tether.plan.machine import available_bytes, multiplies_bfloat16
+from tether.plan.memory import plan_memory
+from tether.plan.model import Dims, dims_of, parameter_count
 from tether.records.texts import prompt_key
 from tether.run.sources import load_comparisons, load_demonstrations, load_feedback, load_judgements
 from tether.types import Comparison, Ranking
 
-__all__ = ["NOT_READY", "Origin", "parameter_count", "plan_lines", "render"]
+__all__ = ["NOT_READY", "Origin", "plan_lines", "render"]
 
 Source = TypeVar("Source", bound=DataSource)
 
@@ -162,6 +165,7 @@ def plan_lines(config: RunConfig) -> list[str]:
         lines.append(_plan_evaluate(config.evaluate, 1 + len(config.rl) + len(config.direct)))
     if config.checks and config.rl:
         lines.append(_plan_checks(config, config.checks))
+    lines += _plan_memory(config)
     lines.append(f"folder {config.folder}: events.jsonl, one model per stage, evaluation.json, report.html")
     return lines
 
@@ -271,6 +275,28 @@ def _count_rows(source: Source, read: Callable[[Source], Sequence[object]]) -> i
     return len(read(source))
 
 
+def _plan_memory(config: RunConfig) -> list[str]:
+    """The most that each stage holds, and what this machine has; nothing where the sizes of the model are not known yet."""
+    dims = _dims(config.model.path)
+    if dims is None:
+        return []
+    narrow = config.compute.dtype == "bfloat16" or (config.compute.dtype == "auto" and multiplies_bfloat16())
+    lines = [f"memory of {plan}" for plan in plan_memory(config, dims, narrow, _dims)]
+    available = available_bytes()
+    return lines if available is None else [*lines, f"memory of this machine: {available / 2**20:,.0f} MiB available now"]
+
+
+def _dims(name: str) -> Dims | None:
+    from tether.models.resolve import resolve_model
+
+    if name == "tiny":  # made on the spot, which takes torch
+        return None
+    try:
+        return dims_of(Path(resolve_model(name)))
+    except TetherError:  # said by the line of the model
+        return None
+
+
 def _model_size(name: str) -> str:
     if name == "tiny":
         return "made on the spot"
@@ -282,22 +308,3 @@ def _model_size(name: str) -> str:
         return f"{NOT_READY}: {error}"
     count = parameter_count(folder)
     return "size known when loaded" if count is None else f"{count:,} parameters in {folder}"
-
-
-def parameter_count(folder: Path) -> int | None:
-    """Numbers in the safetensors files of a folder, from their headers alone; None without such a file."""
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
-    return sum(_numbers_in(file) for file in files) if files else None
-
-
-def _numbers_in(file: Path) -> int:
-    """A safetensors file begins with the length of its JSON header as 8 little-endian bytes."""
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        try:
-            if length > file.stat().st_size:  # a length that a damaged file makes up is not asked of memory
-                raise ValueError("its header is longer than the file")
-            header = json.loads(stream.read(length))
-            return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ModelError(f"{file} is not a safetensors file: {error}") from error

@@ -47,6 +47,8 @@ REGISTRY: dict[str, Metric] = _table(
     ("draw_wait_seconds", "s", "none", "wall time", "Time that a round waited, after its update, for the answers of the next one (rollouts_ahead).", (0.0, None)),
     ("annotate_seconds", "s", "none", "wall time", "Time spent on old, reference and value passes.", None),
     ("update_seconds", "s", "none", "wall time", "Time spent on forward, backward and optimiser.", None),
+    ("memory_peak", "MiB", "the process of the stage", "largest during the stage", "Most memory that the process held while the stage ran (on a GPU: that PyTorch held there).", None),
+    ("memory_planned", "MiB", "the process of the stage", "computed before the stage", "Most memory that the plan of the stage allows for (docs/memory.md).", None),
     # SFT and reward model
     ("pair_accuracy", "share", "pairs", "mean over pairs, a tie counts one half", "Share of pairs whose chosen answer scores higher.", (0.5, 1.0)),
     ("pair_margin", "score", "pairs", "mean over pairs", "Score of the chosen minus score of the rejected answer.", (0.0, None)),

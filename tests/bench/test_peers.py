@@ -225,3 +225,20 @@ def test_a_phase_inside_another_is_counted_once(monkeypatch: pytest.MonkeyPatch)
     with clock.phase("update"), clock.phase("reference"):
         pass
     assert clock.seconds == {"reference": 3.0, "update": 7.0}
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted", "tables"),
+    [("sft grpo", ["grpo", "sft"], 0), ("all", None, 1), ("update all", None, 1), ("all --quick", None, 0)],
+)
+def test_workloads_are_measured_in_one_order_and_all_writes_the_page(monkeypatch, asked, wanted, tables) -> None:
+    from bench.peers import __main__ as command
+
+    measured, written = [], []
+    monkeypatch.setattr(command, "run", lambda workload, options: measured.append(workload.name) or {"what": workload.name})
+    monkeypatch.setattr(command, "write", lambda result, options: result)
+    monkeypatch.setattr(command, "result_text", lambda result: "")
+    monkeypatch.setattr(command, "_tables", lambda: written.append(1) or 0)
+    assert command.main(asked.split()) == 0
+    assert measured == (wanted or [name for name in WORKLOADS if name != "reference"])  # its figures are those of update
+    assert len(written) == tables

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 EXTRAS = (
-    "gguf", "httpx", "matplotlib", "peft", "playwright", "psycopg", "ray", "scipy", "sqlalchemy", "starlette", "tensorboardX", "trackio", "uvicorn",
-    "vllm", "wandb",
+    "gguf", "httpx", "matplotlib", "peft", "playwright", "psycopg", "ray", "scipy", "sqlalchemy", "starlette", "tensorboardX", "trackio",
+    "uvicorn", "vllm", "wandb",
 )  # fmt: skip
 
 CODE = """

@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tether.dryrun import parameter_count
 from tether.errors import CheckpointError, ModelError, TetherError
 from tether.models.policy import Policy
 from tether.models.resolve import resolve_model
 from tether.models.value import load_head, zero_head
+from tether.plan.model import parameter_count
 from tether.run.checkpoint import Checkpoint, CheckpointStore
 from tether.state import State
 

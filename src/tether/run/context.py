@@ -21,6 +21,7 @@ from tether.files import remove
 from tether.models.adapters import LoraSpec
 from tether.models.policy import Policy, ValueHead
 from tether.models.snapshot import Snapshot
+from tether.plan.memory import StagePlan
 from tether.rewards.learned import TextScorer
 from tether.rollout.journal import JournalledSampler
 from tether.rollout.local import LocalSampler
@@ -30,6 +31,7 @@ from tether.run.checkpoint import CheckpointStore
 from tether.run.folder import RunFolder, sha256_text, source_sha256
 from tether.run.keeper import StageKeeper, Stateful, other_inputs
 from tether.run.made_from import as_read_now, differences, stage_hashes
+from tether.run.memory import mib, peak_memory
 from tether.run.observer import Observer
 from tether.run.recorder import Recorder
 from tether.run.scorer import scorer_loader
@@ -57,6 +59,7 @@ class Context:
     accept_changes: bool = False
     said: set[str] = field(default_factory=set)
     stores: list[CheckpointStore] = field(default_factory=list)
+    plans: Mapping[str, StagePlan] = field(default_factory=dict)
 
     def say_once(self, text: str) -> None:
         """One sentence, logged and shown, that would hold for several stages or models: said for the first of them."""
@@ -151,10 +154,28 @@ def build_stage(context: Context, name: str, made_from: str, build: Callable[[Pa
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    context.folder.finish(name, build(folder))
+    with peak_memory(context.compute) as peak:
+        summary = build(folder)
+    _say_memory(context, name, peak.bytes)
+    context.folder.finish(name, summary)
     write_cards(context.config, context.folder.path)
     remove(context.folder.checkpoints(name))  # the finished stage is what they were for
     return folder
+
+
+def _say_memory(context: Context, name: str, peak: int | None) -> None:
+    """What the stage held at most, beside its plan."""
+    plan, metrics = context.plans.get(name), dict[str, float]()
+    told = []
+    if peak is not None:
+        metrics["memory_peak"] = mib(peak)
+        told.append(f"{mib(peak):,.0f} MiB of memory at most")
+    if plan is not None:
+        metrics["memory_planned"] = mib(plan.peak_bytes)
+        told.append(f"{mib(plan.peak_bytes):,.0f} MiB planned")
+    if told:
+        context.log.write("memory", stage=name, metrics=metrics)
+        context.observer.message(f"{name}: {', '.join(told)}")
 
 
 def _refuse_other_data(context: Context, name: str) -> None:

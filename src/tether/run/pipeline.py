@@ -50,6 +50,7 @@ from tether.run.evaluate_stage import evaluate_stage
 from tether.run.folder import RunFolder, sha256_text
 from tether.run.learner import OnlineLearner
 from tether.run.lock import RunLock
+from tether.run.memory import plans_of, too_large
 from tether.run.observer import Observer, Quiet
 from tether.run.online_dpo import OnlineDPOLearner
 from tether.run.preflight import preflight
@@ -131,9 +132,12 @@ def _run(
         warnings.say(f"{log.path} lacks the end of {', '.join(lost)}: it was cut or removed, and what is gone is missing from the report")
     mirror = Mirror(config.report_to, config.name, folder.path, config.model_dump(mode="json"))
     log.listen(mirror)
-    context = Context(config, folder, log, observer, compute, warnings, stop, accept_changes)
+    plans = plans_of(config, compute)
+    context = Context(config, folder, log, observer, compute, warnings, stop, accept_changes, plans=plans)
     for stage, settings in folder.earlier.items():
         context.say_once(f"{stage}: an earlier Tether made it, and what is new has its default, so it is kept ({', '.join(settings)})")
+    if told := too_large(plans, compute):
+        warnings.say(told)
     try:
         _say_what_is_used(context)
         start = _sft_stage(context)
