@@ -34,6 +34,7 @@ def policy(name: str, mean: float, **changes: Any) -> dict[str, Any]:
         "truncated_share": 0.25,
         "kl_token_mean_nats": 0.125,
         "kl_sequence_sum_nats": 2.5,
+        "kl_sequence_interval_nats": [2.25, 3.0],
         "scores_by_prompt": [mean] * 3,
         "components": {"finished": 0.5},
         "proxies": {"ppo": mean / 10},

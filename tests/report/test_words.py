@@ -38,7 +38,7 @@ def test_summary_names_scores_intervals_kl_and_accuracy(make_run):
         in parts["Held-out score"]
     )
     assert "[-0.3, 0.7] over 3 prompts, which includes zero" in parts["Held-out score"]
-    assert "0.125 nats per token, 2.5 nats per sequence" in parts["The tether"]
+    assert "0.125 nats per token, 2.5 nats per sequence (95 % interval [2.25, 3] over prompts)" in parts["The tether"]
     assert "80.0 % of 40 pairs" in parts["Reward model"]
     assert "65.0 % to 90.0 %" in parts["Reward model"]
 

@@ -26,7 +26,7 @@ class Sample:
 @dataclass(frozen=True, slots=True)
 class PolicyRecord:
     """What held-out prompts said of one policy; NaN where a number is missing. KL in nats, lengths in
-    tokens."""
+    tokens. ``kl_interval``: of ``kl_sequence``; None where it was not kept."""
 
     name: str
     score: str
@@ -44,6 +44,7 @@ class PolicyRecord:
     proxies: Mapping[str, float]
     samples: tuple[Sample, ...]
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    kl_interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,12 @@ def _policy(row: Mapping[str, Any]) -> PolicyRecord:
         proxies=numbers(row.get("proxies")),
         samples=tuple(s for s in samples if s),
         provenance=found if isinstance(found := row.get("provenance"), dict) else {},
+        kl_interval=_two(row.get("kl_sequence_interval_nats")),
     )
+
+
+def _two(value: Any) -> tuple[float, float] | None:
+    return (number(value[0]), number(value[1])) if isinstance(value, list) and len(value) == 2 else None
 
 
 def read_sample(row: Any, score: str, step: int) -> Sample | None:

@@ -164,7 +164,8 @@ def _tether(run: RunRecord) -> Iterator[str]:
     for policy in run.evaluation.policies[1:] if run.evaluation else ():
         yield (
             f"KL({policy.name} || reference), k1 on its own held-out answers: "
-            f"{number(policy.kl_token)} nats per token, {number(policy.kl_sequence)} nats per sequence{_below_zero(policy.kl_sequence)}."
+            f"{number(policy.kl_token)} nats per token, {number(policy.kl_sequence)} nats per sequence{_kl_interval(policy)}"
+            f"{_below_zero(policy.kl_sequence)}."
         )
     for stage in run.rl_stages if run.evaluation is None else ():
         token, sequence = number(stage.last("kl_k1_token")), number(stage.last("kl_k1_sequence"))
@@ -175,6 +176,13 @@ def _tether(run: RunRecord) -> Iterator[str]:
             f"KL({stage.short} || reference), k1 at the last logged step, on training prompts: "
             f"{token} nats per token, {sequence} nats per sequence."
         )
+
+
+def _kl_interval(policy: PolicyRecord) -> str:
+    if policy.kl_interval is None:
+        return ""
+    low, high = policy.kl_interval
+    return f" ({_interval(policy.confidence, low, high)} over prompts)"
 
 
 def _below_zero(kl: float) -> str:

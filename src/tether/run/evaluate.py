@@ -14,7 +14,7 @@ from tether.backends.compute import Compute
 from tether.config import EvaluateConfig
 from tether.data.batches import pad_examples
 from tether.data.packing import microbatches
-from tether.maths.kl import KLUnits, kl_units
+from tether.maths.kl import KLEstimator, KLUnits, kl_tokens, kl_units
 from tether.models.policy import Policy
 from tether.models.reference import Reference
 from tether.report.evaluation import GainRecord
@@ -34,7 +34,8 @@ _EVALUATION_STEP = 0  # training steps count from 1, so held-out randomness neve
 @dataclass(frozen=True)
 class EvaluatedPolicy:
     """What held-out prompts say of one policy. ``scores_by_prompt``: mean over the prompt's samples, in prompt order. ``attempts``: where
-    there are several samples and every score is 0 or 1."""
+    there are several samples and every score is 0 or 1. ``kl_sequence_interval_nats``: of the mean over sequences, by bootstrap
+    over prompts; None without a reference."""
 
     name: str
     score: str
@@ -54,6 +55,7 @@ class EvaluatedPolicy:
     proxies_by_prompt: Mapping[str, tuple[float, ...]]
     samples: tuple[Mapping[str, Any], ...]
     attempts: Attempts | None = None
+    kl_sequence_interval_nats: tuple[float, float] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -110,7 +112,12 @@ def summarise(
     rollouts = [group.rollouts for group in groups]
     rewarded = {stage: rubric.score(rollouts) for stage, rubric in proxies.items()}
     flat = [rollout for group in rollouts for rollout in group]
-    units = None if reference is None else _kl(policy, reference, flat, config.sampling.temperature, compute)
+    units, kl_interval = None, None
+    if reference is not None:
+        units, sums = _kl(policy, reference, flat, config.sampling.temperature, compute)
+        of_prompts = np.array(sums).reshape(len(groups), -1).mean(1)
+        over_prompts = bootstrap_mean(of_prompts, confidence=config.confidence, seed=seed)
+        kl_interval = over_prompts.low, over_prompts.high
     return EvaluatedPolicy(
         name=name,
         score=config.score,
@@ -130,6 +137,7 @@ def summarise(
         proxies_by_prompt={stage: tuple(map(_prompt_mean, found)) for stage, found in rewarded.items()},
         samples=tuple(map(_first_sample, groups)),
         attempts=attempts(groups, score.parts[0][2], confidence=config.confidence, seed=seed),
+        kl_sequence_interval_nats=kl_interval,
     )
 
 
@@ -168,7 +176,10 @@ def _gain(before: EvaluatedPolicy, after: EvaluatedPolicy, first: Sequence[float
 
 
 @torch.no_grad()
-def _kl(policy: Policy, reference: Reference, rollouts: Sequence[Rollout], temperature: float, compute: Compute) -> KLUnits:
+def _kl(
+    policy: Policy, reference: Reference, rollouts: Sequence[Rollout], temperature: float, compute: Compute
+) -> tuple[KLUnits, list[float]]:
+    """k1 in its units, and its sum over each answer, nats."""
     examples = [sampled_example(r.prompt_ids, r.completion.token_ids) for r in rollouts]
     batch = pad_examples(examples, policy.format.pad_id).to(compute.device)
     policy_BT = torch.zeros(batch.token_ids_BT.shape, device=compute.device)
@@ -179,7 +190,8 @@ def _kl(policy: Policy, reference: Reference, rollouts: Sequence[Rollout], tempe
         with compute.autocast():
             policy_BT[micro, :width] = policy.forward_response(part, temperature).logprobs_BT
             ref_BT[micro, :width] = reference.logprobs(part, temperature)
-    return kl_units(policy_BT, ref_BT, batch.response_mask_BT)
+    sums_B = kl_tokens(policy_BT, ref_BT, batch.response_mask_BT, KLEstimator.K1).sum(-1)
+    return kl_units(policy_BT, ref_BT, batch.response_mask_BT), sums_B.tolist()
 
 
 def _component_means(groups: Sequence[Any]) -> dict[str, float]:

@@ -92,8 +92,10 @@ def _gain_row(found: GainRecord) -> dict[str, Any]:
 
 def _in_words(before: EvaluatedPolicy, after: EvaluatedPolicy, found: GainRecord) -> str:
     """The result of a stage in two sentences, with units."""
+    kl = after.kl_sequence_interval_nats
     return (
         f"{after.name}: held-out {after.score} {before.mean:z.3f} -> {after.mean:z.3f}, gain {found.difference:+z.3f} "
         f"[{found.low:+z.3f}, {found.high:+z.3f}] ({found.confidence:z.0%} paired bootstrap over {found.num_prompts} prompts). "
-        f"KL(policy || reference) {after.kl_token_mean_nats:z.4f} nats per token, {after.kl_sequence_sum_nats:z.3f} nats per sequence."
+        f"KL(policy || reference) {after.kl_token_mean_nats:z.4f} nats per token, {after.kl_sequence_sum_nats:z.3f} nats per sequence"
+        f"{'' if kl is None else f' [{kl[0]:z.3f}, {kl[1]:z.3f}]'}."
     )
