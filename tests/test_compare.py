@@ -15,7 +15,8 @@ from tether.errors import RunError
 NUM_PROMPTS = 40
 
 
-def write_run(folder, name, gain, *, seed=0, kl=2.0, start="s" * 64, policies=("ppo",), config=None, old=False, nan=(), **evaluation):
+def write_run(folder, name, gain, *, seed=0, kl=2.0, start="s" * 64, policies=("ppo",), config=None, old=False, nan=(), weights=None,
+              **evaluation):  # fmt: skip
     """A run folder whose policies score ``gain`` above a common base."""
     rng = np.random.default_rng([7, seed, *name.encode()])
     base = np.linspace(3, 7, NUM_PROMPTS)
@@ -27,7 +28,8 @@ def write_run(folder, name, gain, *, seed=0, kl=2.0, start="s" * 64, policies=("
             scores[index] = float("nan")
         row = {"name": label, "score": "plainspoken", "mean": float(np.nanmean(scores)), "samples_per_prompt": 1, "confidence": 0.95,
                "kl_sequence_sum_nats": distance, "scores_by_prompt": scores}  # fmt: skip
-        made = {"weights_sha256": start if label == "start" else "w" * 64, "source_sha256": "c" * 64, "torch": "2.9", "dtype": "float32",
+        trained = weights or f"{name}:{label}".ljust(64, "w")
+        made = {"weights_sha256": start if label == "start" else trained, "source_sha256": "c" * 64, "torch": "2.9", "dtype": "float32",
                 "device": "cpu", "sampling": {"max_new_tokens": 8, "temperature": 1.0}}  # fmt: skip
         return row if old else {**row, "provenance": made}
 
@@ -63,6 +65,12 @@ def test_a_gain_with_more_kl_may_be_bought(tmp_path):
     worse = compare([tmp_path / "b", tmp_path / "a"])
     assert worse.comparisons[0].verdict == "worse"
     assert "the gain of b:ppo comes with more KL" in worse.comparisons[0].words
+
+
+def test_two_runs_with_the_same_weights_are_called_one_policy(tmp_path):
+    found = compare([write_run(tmp_path, name, 0.5, weights="a" * 64, config=other(beta)) for name, beta in (("a", 0.1), ("b", 0.2))])
+    assert found.notes == ("a:ppo and b:ppo have the same weights (SHA-256 aaaaaaaaaaaa): they are one policy.",)
+    assert compare([tmp_path / "a", f"{tmp_path / 'a'}:start"]).notes == ()
 
 
 def test_no_difference_is_not_shown(tmp_path):

@@ -29,7 +29,8 @@ _NOT_RECIPE = ("name", "output", "seed", "checkpoint", "report_to", "checks")  #
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One policy as its run evaluated it. ``conditions``: what must be equal for scores to be comparable. KL in nats per answer."""
+    """One policy as its run evaluated it. ``conditions``: what must be equal for scores to be comparable. KL in nats per answer. ``start``
+    and ``weights``: SHA-256, "" where it was not recorded."""
 
     folder: Path
     run: str
@@ -42,6 +43,7 @@ class Evaluated:
     mean: float
     kl: float
     start: str
+    weights: str
     confidence: float
 
 
@@ -161,6 +163,7 @@ def _evaluated(
         mean=float(row["mean"]),
         kl=float(row["kl_sequence_sum_nats"]),
         start=str(start.get("weights_sha256", "")),
+        weights=str(made.get("weights_sha256", "")),
         confidence=float(row["confidence"]),
     )
 
@@ -315,6 +318,10 @@ def _same_seed_warning(groups: Sequence[Group]) -> tuple[str, ...]:
 
 def _notes(found: Sequence[Evaluated]) -> list[str]:
     notes = []
+    for weights in dict.fromkeys(one.weights for one in found if one.weights):
+        same = list(dict.fromkeys(f"{one.run}:{one.policy}" for one in found if one.weights == weights))
+        if len(same) > 1:
+            notes.append(f"{' and '.join(same)} have the same weights (SHA-256 {_short(weights)}): they are one policy.")
     for key, name in (("source_sha256", "Tether's source"), ("torch", "torch"), ("dtype", "precision"), ("device", "device")):
         known = {one.code[key] for one in found}
         if None in known:
