@@ -142,7 +142,7 @@ def judgement_of(row: Any) -> Judgement:
         choice=stored(Choice, row.choice),
         shown=stored(lambda text: tuple(json.loads(text)), row.shown),
         strength=None if row.strength is None else stored(Strength, row.strength),
-        ranking=stored(lambda text: tuple(map(tuple, json.loads(text))), row.ranking),
+        ranking=() if row.ranking == "[]" else stored(lambda text: tuple(map(tuple, json.loads(text))), row.ranking),
         reason=row.reason,
         comment=row.comment,
         seconds=row.seconds,

@@ -32,6 +32,8 @@ _VALUES = {
     "annotators", "answers", "ranking", "shown", "chosen_shown_first", "votes_chosen", "votes_rejected", "models", "answer_ids",
 }  # of ours; their cells are JSON  # fmt: skip
 _MESSAGES = '[{"role"'  # how a cell of messages begins
+_MARKED = (*_FORMULA, "'", _MESSAGES)  # how a string begins that gets an apostrophe in front
+_JSON = json.JSONEncoder(ensure_ascii=False).encode
 _BATCH = 10_000
 
 Row = dict[str, Any]
@@ -79,9 +81,10 @@ def _csv_lines(rows: Iterable[Row]) -> Iterator[bytes]:
 def _to_cell(value: Any) -> str:
     if value is None:
         return ""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    marked = text.startswith((*_FORMULA, "'")) or (isinstance(value, str) and text.startswith(_MESSAGES))
-    return f"'{text}" if marked else text
+    if isinstance(value, str):
+        return f"'{value}" if value.startswith(_MARKED) else value
+    text = str(value) if type(value) is int else _JSON(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _read_csv(path: Path) -> Iterator[Row | DataError]:
