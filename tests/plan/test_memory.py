@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_what_stays_by_hand():
     assert plan.phases["update"]["gradients"] == 4 * weights
     assert plan.phases["draw"]["cache"] == kv_cache_bytes(30, 3, 64, 64 * (256 + 128))
     assert plan.tokens == 2048
-    assert plan.peak_bytes == PROGRAM + sum(plan.stays.values()) + round(1.1 * sum(plan.phases["update"].values()))
+    assert plan.peak_bytes == PROGRAM + sum(plan.stays.values()) + round(memory.ALLOCATOR * sum(plan.phases["update"].values()))
     assert str(plan).startswith("rl.a: at most about ")
 
 
@@ -186,9 +187,9 @@ def test_the_peak_of_a_block_is_measured():
     with peak_of_process() as before:
         pass
     with peak_of_process() as peak:
-        held = bytearray(200 * MIB)
-        held[:: 4096] = b"x" * len(held[:: 4096])
-        del held
+        held = mmap.mmap(-1, 200 * MIB)  # not of the heap, which may keep what is freed
+        held.write(b"x" * (200 * MIB))
+        held.close()
     assert peak.bytes - before.bytes > 150 * MIB
     with peak_of_process() as after:
         pass

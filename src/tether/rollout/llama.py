@@ -22,7 +22,6 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
 
-from .mapped import mapped_zeros
 from .prepacked import prepack, product, why_not_prepacked
 
 __all__ = ["LlamaDecoder", "LlamaWeights", "pack_llama", "why_not_llama", "write_stacked"]
@@ -273,7 +272,7 @@ class LlamaDecoder:
         kept = slice(shift, shift + old)
         for caches in (self._keys, self._values):
             for index, cache in enumerate(caches):
-                wide = mapped_zeros(cache, (self._max_rows, cache.shape[1], columns, cache.shape[3]))
+                wide = cache.new_zeros(self._max_rows, cache.shape[1], columns, cache.shape[3])
                 if old:
                     wide[:live, :, kept] = cache[:live]
                 caches[index] = wide
