@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from tether.records.texts import Text, prompt_key
 
-__all__ = ["hash_of_key", "prompt_hash", "prompt_hashes", "was_seen"]
+__all__ = ["hash_of_key", "prompt_hash", "prompt_hashes", "stored_hashes", "was_seen"]
 
 
 def prompt_hash(prompt: Text) -> str:
@@ -23,6 +24,11 @@ def hash_of_key(key: str) -> str:
 def prompt_hashes(prompts: Iterable[Text]) -> str:
     """Those of all prompts, as they are stored: sorted, each once, with spaces between."""
     return " ".join(sorted({prompt_hash(prompt) for prompt in prompts}))
+
+
+def stored_hashes(fitted_to: Mapping[str, Any]) -> frozenset[str]:
+    """Those in what a model says it was fitted to; none where it does not say."""
+    return frozenset(str(fitted_to.get("prompts") or "").split())
 
 
 def was_seen(prompt: Text, seen: frozenset[str]) -> bool:
