@@ -297,6 +297,18 @@ def test_long_texts_are_cut_by_the_stored_rule_and_counted(tiny: Path, tmp_path:
         right.score_texts(prompt, answer)
 
 
+def test_a_batch_that_is_refused_counts_no_cut(tiny: Path) -> None:
+    """What was cut before the refusal is read once more when the texts are asked alone, and counts then."""
+    model = RewardModel.from_base(tiny, seed=1)
+    short, long = conversation("Hi"), conversation(" ".join(["long"] * 60))
+    model.max_length, model.truncation = len(model.format.example(short, "one two three").token_ids) - 1, Truncation.RIGHT
+    with pytest.raises(DataError, match="text 2 has"):
+        model.score_texts([short, long], ["one two three", "one"])
+    assert model.num_cut == 0
+    model.score_texts([short], ["one two three"])
+    assert model.num_cut == 1
+
+
 def test_normalising_keeps_what_a_unit_means(tiny: Path, tmp_path: Path) -> None:
     model = RewardModel.from_base(tiny, seed=1)
     model.grow_heads(3, seed=5)

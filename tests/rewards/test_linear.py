@@ -106,6 +106,19 @@ def test_labels_and_ties_count_as_they_are():
     assert w * 2 == pytest.approx(math.log(0.75 / 0.25), abs=1e-5)  # the two answers lie two standard deviations apart
 
 
+def test_features_of_one_name_and_ties_alone_are_refused(fitted, tmp_path):
+    """What they add is summed by name: the second would take the place of the first."""
+    twice = ["length", {"name": "length", "pattern": "x"}]
+    with pytest.raises(ConfigError, match="two features are called length"):
+        fit_linear(simulated(4, 0), twice)
+    told = json.loads(fitted.save(tmp_path / "linear.json").read_text())
+    (tmp_path / "linear.json").write_text(json.dumps(told | {"features": told["features"][:1] * 2}))
+    with pytest.raises(ModelError, match="two features are called log_length"):
+        load_linear(tmp_path / "linear.json")
+    with pytest.raises(DataError, match="every pair is a tie"):
+        fit_linear([Comparison("q", "a b", "a", label=0.5)], ["length"])
+
+
 def test_the_file_is_read_back_as_it_was(fitted, tmp_path):
     path = fitted.save(tmp_path / "linear.json")
     assert load_linear(path) == fitted

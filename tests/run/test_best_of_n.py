@@ -10,8 +10,8 @@ import random
 import pytest
 
 from tether import cli
-from tether.errors import ConfigError, DataError
 from tether.data.load import load_rows
+from tether.errors import ConfigError, DataError
 from tether.records import read_demonstrations, read_prompts, write_jsonl
 from tether.report.page import render_svg
 from tether.rewards.linear import fit_linear
@@ -191,6 +191,9 @@ def test_bad_rows_of_a_file_are_named_together(tmp_path):
         {"prompt": "s", "prompt_id": "1", "completion": "a", "p": 1}, {"prompt": "q", "completion": "a", "p": 1, "cut": "false"},
     ]  # fmt: skip
     write_jsonl(tmp_path / "s.jsonl", rows)
-    expected = r"(?s)row 2: `p` must be.*row 3: `completion` must be.*row 4: no column `p`.*row 6: prompt_id '1' has another prompt.*row 7: `cut` must be"
+    expected = (
+        r"(?s)row 2: `p` must be.*row 3: `completion` must be.*row 4: no column `p`.*row 6: prompt_id '1' has another prompt"
+        r".*row 7: `cut` must be true, false or left out, got 'false'"
+    )
     with pytest.raises(DataError, match=expected):
         best_of_n_command(BestOfNRequest("p", samples=str(tmp_path / "s.jsonl")))
