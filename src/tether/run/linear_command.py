@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.errors import ConfigError
+from tether.files import overwritten
 from tether.records import read_comparisons
 from tether.rewards.linear import DEFAULT_FEATURES, LinearRewardModel, fit_linear
 from tether.run.judged_rows import judged_rows
@@ -25,6 +26,8 @@ def linear_command(
         raise ConfigError(f"--l2 {l2}: must be above 0: the weights of separable data would grow without end")
     if not output.absolute().parent.is_dir():
         raise ConfigError(f"--output {output}: the folder {output.absolute().parent} does not exist")
+    if lost := overwritten({"--output": output}, (data,)):
+        raise ConfigError(lost)
     told = [_feature(word) for word in features or DEFAULT_FEATURES]
     loaded = judged_rows(data, split, limit, database_split="train").rows
     comparisons = read_comparisons(loaded.rows, loaded.source)
