@@ -19,7 +19,7 @@ from tether.models.resolve import resolve_model
 from tether.models.reward import RewardModel, Truncation
 from tether.records import read_judgements, refuse_bad_rows
 from tether.rewards.seen import hash_of_key
-from tether.run.context import Context, build_stage, stage_hashes
+from tether.run.context import Context, build_stage
 from tether.run.reward_model import HeldOut, num_steps, score_examples, split_by_prompt, train_reward_model
 from tether.run.sources import comparison_rows
 from tether.text.chat import ChatFormat, TokenizedExample
@@ -95,7 +95,7 @@ def reward_model_stage(context: Context, start: Path) -> Path | None:
         recorder.finish(summary)
         return summary
 
-    return build_stage(context, "reward_model", stage_hashes(context.config)["reward_model"], build)
+    return build_stage(context, "reward_model", build)
 
 
 def held_out_sentence(result: HeldOut) -> str:
