@@ -15,7 +15,10 @@ from tether.errors import DataError
 from tether.records import file_sha256, read_comparisons, read_demonstrations, read_feedback, read_lines, read_prompts
 from tether.types import Comparison, Demonstration, Feedback, Prompt
 
-__all__ = ["Rows", "Source", "load_comparisons", "load_demonstrations", "load_feedback", "load_prompts", "load_rows", "rows_sha256", "warn_of_split"]
+__all__ = [
+    "Rows", "Source", "load_comparisons", "load_demonstrations", "load_feedback", "load_prompts", "load_rows", "rows_sha256",
+    "warn_of_split",
+]
 
 _LOG = logging.getLogger(__name__)
 _BUNDLED = "tether:"
