@@ -8,7 +8,9 @@ from typing import Any
 
 from tether.records.texts import Text, prompt_key
 
-__all__ = ["hash_of_key", "prompt_hash", "prompt_hashes", "stored_hashes", "was_seen"]
+__all__ = ["DEMONSTRATED", "hash_of_key", "prompt_hash", "prompt_hashes", "stored_hashes", "was_seen"]
+
+DEMONSTRATED = "demonstrated_prompts"
 
 
 def prompt_hash(prompt: Text) -> str:
@@ -26,9 +28,10 @@ def prompt_hashes(prompts: Iterable[Text]) -> str:
     return " ".join(sorted({prompt_hash(prompt) for prompt in prompts}))
 
 
-def stored_hashes(fitted_to: Mapping[str, Any]) -> frozenset[str]:
-    """Those in what a model says it was fitted to; none where it does not say."""
-    return frozenset(str(fitted_to.get("prompts") or "").split())
+def stored_hashes(fitted_to: Mapping[str, Any], key: str = "prompts") -> frozenset[str]:
+    """Those in what a model says it was fitted to; none where it does not say. ``key`` DEMONSTRATED: of the demonstrations that the model
+    it was built on was fine-tuned on in the same run."""
+    return frozenset(str(fitted_to.get(key) or "").split())
 
 
 def was_seen(prompt: Text, seen: frozenset[str]) -> bool:

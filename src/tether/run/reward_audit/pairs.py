@@ -14,7 +14,7 @@ from tether.collect.recognise import is_database
 from tether.config.settings import JudgementsConfig
 from tether.errors import DataError
 from tether.records import read_judgements, refuse_bad_rows
-from tether.rewards.seen import stored_hashes, was_seen
+from tether.rewards.seen import DEMONSTRATED, stored_hashes, was_seen
 from tether.run.judged_rows import check_limit, judged_rows
 from tether.types import Comparison, Ranking
 
@@ -94,6 +94,12 @@ def load_pairs(path: str, split: str | None, limit: int | None, fitted_to: Mappi
             f"{path}: the model was trained on the prompts of all {len(pairs)} pairs, so none is held out; give pairs of other prompts"
         )
     notes = () if seen else ("The model does not say which prompts it was trained on: that these pairs are held out is yours to know.",)
+    demonstrated = stored_hashes(fitted_to, DEMONSTRATED)
+    if known := sum(was_seen(pairs[at].prompt, demonstrated) for at in held):
+        notes += (
+            f"{known} of the {len(held)} pairs have prompts of the demonstrations that the model under it was fine-tuned on: it has "
+            "learned answers to them, so that accuracy on new prompts may be lower.",
+        )
     notes += (f"Of the database, a tie in both orders: {found.note}.",) if found.note else ()
     kept_pairs, kept_rows = tuple(pairs[at] for at in held), tuple(rows[at] for at in held)
     common = (found.rows.source, found.rows.sha256, len(pairs) - len(held), notes)
