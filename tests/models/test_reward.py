@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -333,7 +334,11 @@ def test_a_folder_of_an_earlier_version_is_read_and_of_a_later_one_refused(tiny:
     file.write_text(json.dumps(first))
     old = RewardModel.load(tmp_path)
     assert (old.max_length, old.score_offset, old.log_odds_per_unit, old.tie_model) == (99, 0.25, 1.0, "")
-    for spoilt, match in [({"schema_version": 3}, "reads up to 2"), ({"log_odds_per_unit": 0}, "above 0"), ({"more": 1}, "cannot be read")]:
+    for spoilt, match in [
+        ({"schema_version": 3}, "reads up to 2"), ({"log_odds_per_unit": 0}, "above 0"), ({"more": 1}, "cannot be read"),
+        ({"score_offset": math.nan}, "score_offset, which is added to every score, must be finite"),
+        ({"truncation": "middle"}, "'middle' is not a valid Truncation; put it back"),
+    ]:  # fmt: skip
         file.write_text(json.dumps(now | spoilt))
         with pytest.raises(ModelError, match=match):
             RewardModel.load(tmp_path)

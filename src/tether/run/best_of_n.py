@@ -14,13 +14,12 @@ import torch
 
 from tether.errors import DataError
 from tether.maths.best_of_n import bon_kl_bound, bon_unbiased
+from tether.records.texts import Text
 from tether.report.charts import Callout, Chart, chart
 from tether.stats import Interval, bootstrap_mean, paired_bootstrap
-from tether.types import Message
 
 __all__ = ["COLUMNS", "Pool", "ScoredSample", "as_text", "best_of_n", "curve_charts", "prompt_as_row", "sft_rows", "table_rows"]
 
-Text = str | tuple[Message, ...]
 COLUMNS = ("n", "proxy", "gold", "KL bound, nats", "win rate bound")
 
 

@@ -12,8 +12,8 @@ from tether.collect.settings import Strategy
 from tether.collect.store import Store
 from tether.config import ComputeConfig
 from tether.errors import ConfigError, DataError
+from tether.records.texts import answer_like
 from tether.run.scorer import RunScorer, load_reward_model, reward_folder
-from tether.types import Message
 
 __all__ = ["score_answers"]
 
@@ -55,7 +55,8 @@ def _raw_scores(asking: RunScorer, batch: Sequence[tuple[Text, Answer]], token_b
     """In order. Raises DataError naming the first answer that is refused."""
 
     def score(some: Sequence[tuple[Text, Answer]]) -> list[float]:
-        return asking.score_texts([prompt for prompt, _ in some], [_turn(*one) for one in some], token_budget=token_budget)
+        answers = [answer_like(prompt, one.text) if isinstance(one.text, str) else one.text for prompt, one in some]
+        return asking.score_texts([prompt for prompt, _ in some], answers, token_budget=token_budget)
 
     try:
         return score(batch)
@@ -66,9 +67,3 @@ def _raw_scores(asking: RunScorer, batch: Sequence[tuple[Text, Answer]], token_b
             except DataError as error:
                 raise DataError(f"answer {one[1].answer_id} to prompt {one[1].prompt_id}: {error}") from error
         raise
-
-
-def _turn(prompt: Text, answer: Answer) -> Text:
-    """The answer in the form of its prompt."""
-    plain = isinstance(prompt, str) or not isinstance(answer.text, str)
-    return answer.text if plain else (Message("assistant", str(answer.text)),)

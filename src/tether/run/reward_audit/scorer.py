@@ -11,14 +11,12 @@ from typing import Any, Protocol
 from tether.errors import DataError, ModelError
 from tether.models.reward import RewardModel
 from tether.records import file_sha256
+from tether.records.texts import Text
 from tether.rewards.features import answer_text
 from tether.rewards.linear import LinearRewardModel, load_linear
 from tether.run.scorer import load_reward_model, reward_folder
-from tether.types import Message
 
 __all__ = ["Audited", "Scored", "TextScorer", "load_audited", "score_all"]
-
-Text = str | tuple[Message, ...]
 
 
 class TextScorer(Protocol):

@@ -13,13 +13,13 @@ from tether.config import RunConfig
 from tether.errors import TetherError
 from tether.models.reward import RewardModel
 from tether.records import read_judgements
+from tether.records.texts import Text
 from tether.rewards.seen import stored_hashes, was_seen
 from tether.run.sources import comparison_rows
-from tether.types import Comparison, Message, Ranking
+from tether.types import Comparison, Ranking
 
 __all__ = ["LEAST", "AnswerTo", "TrainingTexts", "training_texts"]
 
-Text = str | tuple[Message, ...]
 AnswerTo = tuple[Text, Text]
 """(prompt, answer)."""
 LEAST = 60
