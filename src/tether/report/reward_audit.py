@@ -8,6 +8,7 @@ from typing import Any
 
 from tether.report.charts import Chart, chart
 from tether.report.page import render_document
+from tether.report.plain import percent
 
 __all__ = ["audit_text", "render_reward_audit"]
 
@@ -125,10 +126,10 @@ def _unlike(found: Mapping[str, Any]) -> list[Table]:
     ]
     note = (
         f"Fitted to {told['fitted']} training answers of {told['source']}; limits set on {told['limit_texts']} {told['limit_from']}, so "
-        f"that at most {_percent(told['alarm'])} of answers like these are called unlike."
+        f"that at most {percent(told['alarm'])} of answers like these are called unlike."
     )
     strange = [
-        (one["name"], str(one["texts"]), _percent(one["noticed"]), _percent(one["by_states"]), _percent(one["by_words"]))
+        (one["name"], str(one["texts"]), percent(one["noticed"]), percent(one["by_states"]), percent(one["by_words"]))
         for one in told["strange"]
     ]
     columns = ("put in place of the answer", "answers", "noticed", "by hidden states", "by words")
@@ -196,7 +197,3 @@ def _interval(one: Mapping[str, Any]) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:z.3f}"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:z.1f} %"
