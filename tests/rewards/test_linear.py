@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tether.errors import ConfigError, DataError, ModelError
+from tether.records import file_sha256
 from tether.rewards.build import build_part, build_rubric
 from tether.rewards.features import BUILT_IN, answer_text, feature_from
 from tether.rewards.linear import fit_linear, load_linear, pair_features
@@ -149,6 +150,9 @@ def test_columns_of_judged_rows_are_features_of_a_fit_but_not_of_a_new_answer(tm
         linear_command(str(tmp_path / "pairs.jsonl"), tmp_path / "x.json", told, 1e-3)
     model, path = linear_command(str(tmp_path / "pairs.jsonl"), tmp_path / "x.json", told[:1], 1e-3)
     assert model.weights[0] > 0
+    assert load_linear(path).fitted_to["data_sha256"] == file_sha256(tmp_path / "pairs.jsonl")
+    with pytest.raises(ConfigError, match=r"--output .*pairs\.jsonl: this file is read by this command"):
+        linear_command(str(tmp_path / "pairs.jsonl"), tmp_path / "pairs.jsonl", told[:1], 1e-3)
     with pytest.raises(ConfigError, match="kindness from columns of judged rows"):
         build_rubric([type("Part", (), {"kind": "linear", "weight": 1.0, "params": {"path": str(path)}})()])
     with pytest.raises(DataError, match=r"row 1: `chosen_other` must be a finite number"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def linear_command(
     comparisons = read_comparisons(loaded.rows, loaded.source)
     rows = [row for row in loaded.rows if isinstance(row, Mapping)]
     model = fit_linear(comparisons, told, rows=rows, l2=l2, source=loaded.source)
+    model = replace(model, fitted_to={**model.fitted_to, "data_sha256": loaded.sha256})
     return model, model.save(output)
 
 
