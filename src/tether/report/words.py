@@ -14,12 +14,12 @@ from tether.metrics import REGISTRY
 from tether.report.charts import number
 from tether.report.direct import held_out_sentences, trained_sentence
 from tether.report.history import LET_PASS
-from tether.report.judges import judges, raters_of
+from tether.report.judges import judges
 from tether.report.plain import nested, percent
 from tether.report.read import Alert, EvaluationRecord, GainRecord, PolicyRecord, RunRecord, StageRecord
 from tether.rewards.simulated_rater import MAX_POINTS
 
-__all__ = ["PolicyRow", "band", "hashes", "policy_rows", "raters_of", "score_meaning", "summary"]
+__all__ = ["PolicyRow", "band", "hashes", "policy_rows", "score_meaning", "summary"]
 
 _MOST_WARNINGS = 10
 
