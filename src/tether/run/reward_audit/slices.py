@@ -104,5 +104,6 @@ def _table(title: str, keys: Sequence[str], judged: Judged, order: Sequence[str]
 
 def _row(value: str, right: Array, losses: Array, cluster: Sequence[int]) -> Mapping[str, Any]:
     accuracy = interval_dict(share_interval(right, cluster))
-    value = value if len(value) <= _LONGEST_NAME else f"{value[: _LONGEST_NAME - 1]}…"
+    if len(value) > _LONGEST_NAME:  # both ends: names of checkpoints differ in the last letters
+        value = f"{value[: _LONGEST_NAME // 2 - 1]}…{value[-_LONGEST_NAME // 2 :]}"
     return {"value": value, "pairs": len(right), "prompts": len(set(cluster)), "accuracy": accuracy, "nll": float(losses.mean())}
