@@ -18,7 +18,7 @@ from typing import Any
 from tether.errors import RunError
 
 __all__ = [
-    "free_bytes", "is_altered", "refuse_altered", "sealed", "sync_file", "sync_folder", "temporary_beside", "write_atomic",
+    "free_bytes", "is_altered", "overwritten", "refuse_altered", "sealed", "sync_file", "sync_folder", "temporary_beside", "write_atomic",
     "write_atomic_bytes",
 ]  # fmt: skip
 
@@ -98,6 +98,20 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def overwritten(written: Mapping[str, Path | None], read: Iterable[str | None]) -> list[str]:
+    """What speaks against writing these files, by the option that names each: it is one of those that are ``read``, or written twice."""
+    taken = {Path(name).expanduser().resolve(): "is read by this command, and would be lost" for name in read if name}
+    problems: list[str] = []
+    for option, path in written.items():
+        if path is None:
+            continue
+        place = path.expanduser().resolve()
+        if place in taken:
+            problems.append(f"{option} {path}: this file {taken[place]}; name another one")
+        taken.setdefault(place, f"is what {option} writes, too")
+    return problems
 
 
 def free_bytes(folder: Path) -> int:

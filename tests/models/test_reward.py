@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -297,6 +298,18 @@ def test_long_texts_are_cut_by_the_stored_rule_and_counted(tiny: Path, tmp_path:
         right.score_texts(prompt, answer)
 
 
+def test_a_batch_that_is_refused_counts_no_cut(tiny: Path) -> None:
+    """What was cut before the refusal is read once more when the texts are asked alone, and counts then."""
+    model = RewardModel.from_base(tiny, seed=1)
+    short, long = conversation("Hi"), conversation(" ".join(["long"] * 60))
+    model.max_length, model.truncation = len(model.format.example(short, "one two three").token_ids) - 1, Truncation.RIGHT
+    with pytest.raises(DataError, match="text 2 has"):
+        model.score_texts([short, long], ["one two three", "one"])
+    assert model.num_cut == 0
+    model.score_texts([short], ["one two three"])
+    assert model.num_cut == 1
+
+
 def test_normalising_keeps_what_a_unit_means(tiny: Path, tmp_path: Path) -> None:
     model = RewardModel.from_base(tiny, seed=1)
     model.grow_heads(3, seed=5)
@@ -321,7 +334,11 @@ def test_a_folder_of_an_earlier_version_is_read_and_of_a_later_one_refused(tiny:
     file.write_text(json.dumps(first))
     old = RewardModel.load(tmp_path)
     assert (old.max_length, old.score_offset, old.log_odds_per_unit, old.tie_model) == (99, 0.25, 1.0, "")
-    for spoilt, match in [({"schema_version": 3}, "reads up to 2"), ({"log_odds_per_unit": 0}, "above 0"), ({"more": 1}, "cannot be read")]:
+    for spoilt, match in [
+        ({"schema_version": 3}, "reads up to 2"), ({"log_odds_per_unit": 0}, "above 0"), ({"more": 1}, "cannot be read"),
+        ({"score_offset": math.nan}, "score_offset, which is added to every score, must be finite"),
+        ({"truncation": "middle"}, "'middle' is not a valid Truncation; put it back"),
+    ]:  # fmt: skip
         file.write_text(json.dumps(now | spoilt))
         with pytest.raises(ModelError, match=match):
             RewardModel.load(tmp_path)

@@ -178,6 +178,10 @@ def test_long_run_stays_under_the_limit(make_run):
     folder = make_run(text=text, steps=1500, evaluation={"policies": policies, "gains": []})
     path = write_report(folder)
     assert path.stat().st_size <= LARGEST_PAGE
+    told = " ".join(" ".join(_page(folder).texts).split())
+    assert re.search(r"The first \d+ of 500 prompts; evaluation\.json has the others\.", told)
+    assert re.search(r"\d+ of 1500 answers Of evenly spaced steps; events\.jsonl has the others\.", told)
+    assert re.search(r"Drawn with about \d+ of its points, every peak among them\.", told)
     assert "more characters not shown" in path.read_text(encoding="utf-8")
 
 

@@ -17,9 +17,9 @@ from tether.collect.judgement import Choice, Item, Judgement
 from tether.collect.settings import Settings
 from tether.collect.store import Store
 from tether.events import EventLog
-from tether.report.judges import annotators_of
+from tether.report.judges import annotators_of, raters_of
 from tether.report.read import read_run
-from tether.report.words import band, hashes, policy_rows, raters_of
+from tether.report.words import band, hashes, policy_rows
 from tether.report.words import summary as sentences
 from tether.rewards.simulated_rater import RATER_NAME
 from tether.types import Prompt

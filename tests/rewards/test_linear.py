@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tether.errors import ConfigError, DataError, ModelError
+from tether.records import file_sha256
 from tether.rewards.build import build_part, build_rubric
 from tether.rewards.features import BUILT_IN, answer_text, feature_from
 from tether.rewards.linear import fit_linear, load_linear, pair_features
@@ -106,6 +107,19 @@ def test_labels_and_ties_count_as_they_are():
     assert w * 2 == pytest.approx(math.log(0.75 / 0.25), abs=1e-5)  # the two answers lie two standard deviations apart
 
 
+def test_features_of_one_name_and_ties_alone_are_refused(fitted, tmp_path):
+    """What they add is summed by name: the second would take the place of the first."""
+    twice = ["length", {"name": "length", "pattern": "x"}]
+    with pytest.raises(ConfigError, match="two features are called length"):
+        fit_linear(simulated(4, 0), twice)
+    told = json.loads(fitted.save(tmp_path / "linear.json").read_text())
+    (tmp_path / "linear.json").write_text(json.dumps(told | {"features": told["features"][:1] * 2}))
+    with pytest.raises(ModelError, match="two features are called log_length"):
+        load_linear(tmp_path / "linear.json")
+    with pytest.raises(DataError, match="every pair is a tie"):
+        fit_linear([Comparison("q", "a b", "a", label=0.5)], ["length"])
+
+
 def test_the_file_is_read_back_as_it_was(fitted, tmp_path):
     path = fitted.save(tmp_path / "linear.json")
     assert load_linear(path) == fitted
@@ -136,6 +150,9 @@ def test_columns_of_judged_rows_are_features_of_a_fit_but_not_of_a_new_answer(tm
         linear_command(str(tmp_path / "pairs.jsonl"), tmp_path / "x.json", told, 1e-3)
     model, path = linear_command(str(tmp_path / "pairs.jsonl"), tmp_path / "x.json", told[:1], 1e-3)
     assert model.weights[0] > 0
+    assert load_linear(path).fitted_to["data_sha256"] == file_sha256(tmp_path / "pairs.jsonl")
+    with pytest.raises(ConfigError, match=r"--output .*pairs\.jsonl: this file is read by this command"):
+        linear_command(str(tmp_path / "pairs.jsonl"), tmp_path / "pairs.jsonl", told[:1], 1e-3)
     with pytest.raises(ConfigError, match="kindness from columns of judged rows"):
         build_rubric([type("Part", (), {"kind": "linear", "weight": 1.0, "params": {"path": str(path)}})()])
     with pytest.raises(DataError, match=r"row 1: `chosen_other` must be a finite number"):

@@ -213,6 +213,10 @@ def test_a_kind_used_twice_gets_two_names():
     part = SimpleNamespace(kind="format", weight=1.0, params={"ending": "sentence"})
     named = SimpleNamespace(kind="format", weight=1.0, params={"ending": "!", "name": "shout"})
     assert [name for name, _, _ in build_rubric([part, named, part]).parts] == ["format", "shout", "format_2"]
+    taken = SimpleNamespace(kind="format", weight=3.0, params={"ending": "!", "name": "format_2"})
+    assert [(name, weight) for name, weight, _ in build_rubric([taken, part, part]).parts] == [  # none takes the place of another
+        ("format_2", 3.0), ("format_3", 1.0), ("format_4", 1.0),
+    ]  # fmt: skip
 
 
 # learned

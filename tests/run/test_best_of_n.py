@@ -10,10 +10,12 @@ import random
 import pytest
 
 from tether import cli
+from tether.data.load import load_rows
 from tether.errors import ConfigError, DataError
-from tether.records import read_demonstrations, write_jsonl
+from tether.records import read_demonstrations, read_prompts, write_jsonl
 from tether.report.page import render_svg
 from tether.rewards.linear import fit_linear
+from tether.rewards.seen import prompt_hashes
 from tether.run.best_of_n import Pool, ScoredSample, as_text, best_of_n, curve_charts, sft_rows
 from tether.run.best_of_n_command import BestOfNRequest, best_of_n_command
 from tether.types import Comparison, Message
@@ -61,6 +63,30 @@ def test_over_optimisation_is_said_and_no_gold_is_said():
     assert "No gold score" in without["notes"][1]
     assert without["rows"][0]["proxy"]["low"] is None  # one prompt says nothing of the spread over prompts
     assert "an upper bound" in as_text(without)
+
+
+def test_a_fall_of_gold_is_told_from_the_spread_between_prompts():
+    """Prompts differ by tens, gold falls by three at every one of them: intervals overlap, the paired difference is sure."""
+    pools = [pool(p, [0, 1, 2, 3], [10 * p + gold for gold in (0.0, 1.0, 2.0, -3.0)]) for p in range(12)]
+    found = best_of_n(pools)
+    first, last = found["rows"][0]["gold"], found["rows"][-1]["gold"]
+    assert last["high"] > first["low"]
+    assert "Gold is highest at n = 1 and 3 [3, 3] lower at n = 4 (paired over prompts, 95 %" in found["notes"][1]
+    assert len(best_of_n(random_pools(prompts=30, samples=8))["notes"]) == 1  # gold that knows nothing of the proxy does not fall
+
+
+def test_one_answer_without_gold_is_counted_and_not_called_no_gold():
+    found = best_of_n([pool(0, [0, 1, 2, 3], [0.0, 1.0, math.nan, 2.0]), pool(1, [0, 1, 2, math.nan], [1.0] * 4)])
+    assert found["samples_without_gold"] == 1
+    assert {row["gold"] for row in found["rows"]} == {None}
+    assert "1 of 7 scored answers have no gold score" in found["notes"][1]
+    assert "No gold score:" not in as_text(found)
+
+
+def test_intervals_are_named_by_their_confidence():
+    found = best_of_n(random_pools(), confidence=0.9)
+    assert "in brackets 90 % bootstrap intervals over prompts" in as_text(found)
+    assert [line.name for line in curve_charts(found)[0].lines][:3] == ["proxy", "proxy, 90 % low", "proxy, 90 % high"]
 
 
 def test_what_is_not_scored_is_counted_and_left_out():
@@ -120,10 +146,14 @@ def test_a_reward_model_folder_is_a_proxy(tmp_path):
     from tether.models.resolve import resolve_model
     from tether.models.reward import RewardModel
 
-    RewardModel.from_base(resolve_model("tiny"), seed=1).save(tmp_path / "rm")
-    request = BestOfNRequest(str(tmp_path / "rm"), model="tiny", prompts="tether:quickstart_prompts_heldout.jsonl", limit=2, num_samples=3,
-                             max_new_tokens=4)  # fmt: skip
+    prompts = "tether:quickstart_prompts_heldout.jsonl"
+    model = RewardModel.from_base(resolve_model("tiny"), seed=1)
+    model.fitted_to = {"prompts": prompt_hashes([read_prompts(load_rows(prompts, limit=1).rows, prompts)[0].text])}
+    model.save(tmp_path / "run" / "reward_model")
+    (tmp_path / "run" / "events.jsonl").write_text("")  # a run stands for its reward model
+    request = BestOfNRequest(str(tmp_path / "run"), model="tiny", prompts=prompts, limit=2, num_samples=3, max_new_tokens=4)
     found, _ = best_of_n_command(request)
+    assert "The proxy was trained on 1 of these 2 prompts: its scores there are not held out" in found["notes"][-1]
     assert [row["n"] for row in found["rows"]] == [1, 2, 3]
     assert found["rows"][0]["proxy"]["estimate"] < found["rows"][-1]["proxy"]["estimate"]
     assert len(found["origin"]["proxy_sha256"]) == 64
@@ -138,12 +168,18 @@ def test_a_reward_model_folder_is_a_proxy(tmp_path):
         ({"samples": "f", "proxy": "p", "plot": "c.png"}, r"\.svg or \.html"),
         ({"samples": "f", "proxy": "p", "output": "no/c.json"}, "no does not"),
         ({"model": "tiny", "prompts": "f", "proxy": "p", "num_samples": 0}, "at least 1"),
+        ({"samples": "f", "proxy": "p", "num_samples": 8}, "--num-samples has no effect with --samples"),
+        ({"samples": "f", "proxy": "p", "temperature": 0.5}, "--temperature has no effect with --samples"),
+        ({"model": "tiny", "prompts": "f", "proxy": "p", "gold_params": {"column": "a"}}, "--gold-param has no effect without --gold"),
+        ({"samples": "f", "proxy": "p", "seed": -1}, "--seed -1: must be at least 0"),
+        ({"samples": "s.jsonl", "proxy": "p", "write_sft": "s.jsonl"}, r"--write-sft s\.jsonl: this file is read by this command"),
+        ({"samples": "f", "proxy": "p", "plot": "c.html", "output": "c.html"}, r"--plot c\.html: this file is what --output writes, too"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked(told, match):
     from pathlib import Path
 
-    paths = {name: Path(told[name]) for name in ("plot", "output") if name in told}
+    paths = {name: Path(told[name]) for name in ("plot", "output", "write_sft") if name in told}
     with pytest.raises(ConfigError, match=match):
         best_of_n_command(BestOfNRequest(**{**told, **paths}))
 
@@ -152,9 +188,12 @@ def test_bad_rows_of_a_file_are_named_together(tmp_path):
     rows = [
         {"prompt": "q", "completion": "a", "p": 1}, {"prompt": "q", "completion": "a", "p": "x"}, {"prompt": "q", "completion": 3, "p": 1},
         {"prompt": "q", "completion": "a", "q": 1}, {"prompt": "r", "prompt_id": "1", "completion": "a", "p": None},
-        {"prompt": "s", "prompt_id": "1", "completion": "a", "p": 1},
+        {"prompt": "s", "prompt_id": "1", "completion": "a", "p": 1}, {"prompt": "q", "completion": "a", "p": 1, "cut": "false"},
     ]  # fmt: skip
     write_jsonl(tmp_path / "s.jsonl", rows)
-    expected = r"(?s)row 2: `p` must be.*row 3: `completion` must be.*row 4: no column `p`.*row 6: prompt_id '1' has another prompt"
+    expected = (
+        r"(?s)row 2: `p` must be.*row 3: `completion` must be.*row 4: no column `p`.*row 6: prompt_id '1' has another prompt"
+        r".*row 7: `cut` must be true, false or left out, got 'false'"
+    )
     with pytest.raises(DataError, match=expected):
         best_of_n_command(BestOfNRequest("p", samples=str(tmp_path / "s.jsonl")))

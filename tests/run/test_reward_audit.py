@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from tether import cli
 from tether.errors import ConfigError, DataError, ModelError
 from tether.models.resolve import resolve_model
-from tether.records import write_jsonl
+from tether.records import file_sha256, write_jsonl
 from tether.report.reward_audit import audit_text, render_reward_audit
 from tether.rewards.linear import fit_linear
 from tether.rewards.seen import prompt_hash
@@ -148,12 +149,29 @@ def test_the_bias_regression_recovers_what_was_planted():
     draw = np.random.default_rng(1)
     d = draw.normal(size=(4000, 2))
     prefers = (draw.random(4000) < 1 / (1 + np.exp(-(0.5 + 1.2 * d[:, 0])))).astype(float)
-    label, first, second = logistic(["x", "y"], d, prefers, range(4000))
+    ones = np.ones(4000)
+    label, first, second = logistic(["x", "y"], d, ones, prefers, range(4000))
     assert label.value == pytest.approx(0.5, abs=0.12)
     assert first.low < 1.2 * d[:, 0].std() < first.high
     assert second.low < 0 < second.high
     assert second.p_value > 0.01 > first.p_value
-    assert [one.name for one in logistic(["x", "same"], d * [1, 0], prefers, range(4000))] == ["label", "x"]
+    assert [one.name for one in logistic(["x", "same"], d * [1, 0], ones, prefers, range(4000))] == ["label", "x"]
+
+
+def test_a_tie_is_no_word_for_the_answer_that_a_row_calls_chosen():
+    """A third are ties; every other pair the other way round, with the other label, is the same data."""
+    pairs = [replace(pair, label=0.5) if n % 3 == 0 else pair for n, pair in enumerate(draw_pairs(240))]
+    turned = [replace(p, chosen=p.rejected, rejected=p.chosen, label=1 - p.label) if n % 2 else p for n, p in enumerate(pairs)]
+    one, other = (audit_reward(Audited("planted", Scorer(penalised)), AuditPairs(tuple(told), ())) for told in (pairs, turned))
+    assert [coefficient["name"] for coefficient in one["form"]] == ["label", "log_length"]
+    for here, there in zip(one["form"], other["form"], strict=True):
+        for key in ("value", "low", "high", "p_value"):
+            assert here[key] == pytest.approx(there[key], rel=1e-6, abs=1e-9)
+    draw = np.random.default_rng(2)
+    label = np.repeat([1.0, 0.5], 2000)
+    prefers = (draw.random(4000) < 1 / (1 + np.exp(-1.5 * (2 * label - 1)))).astype(float)  # it tosses a coin where the judges do
+    (found,) = logistic([], np.zeros((4000, 0)), label, prefers, range(4000))
+    assert found.low < 1.5 < found.high
 
 
 def test_explained_share_and_the_fair_opponent():
@@ -179,6 +197,42 @@ def test_intervals_resample_prompts():
     few, many = mean_interval(values, [0] * 20 + [1] * 20, 0), mean_interval(values, range(40), 0)
     assert (few.low, few.high, few.num_units) == (0, 1, 2)
     assert 0.3 < many.low < many.high < 0.7
+    one = mean_interval(values, [0] * 40, 0)
+    assert (one.estimate, one.low, one.high, one.num_units) == (0.5, -math.inf, math.inf, 1)  # one prompt says nothing of others
+
+
+def test_sides_that_are_told_of_one_prompt_alone_bound_nothing():
+    pairs = draw_pairs(40)  # numbers 0 and 20 have one prompt
+    rows = tuple({"chosen_shown_first": n / 20} if n in (0, 20) else {} for n in range(40))
+    found = audit_reward(Audited("planted", Scorer(penalised)), AuditPairs(tuple(pairs), rows))
+    assert found["position"]["judges"]["low"] is None
+    assert "[–, –]" in next(sentence for sentence in found["sentences"] if "was preferred in" in sentence)
+    assert "[–, –]" in audit_text(found)
+    assert "Position on the judges" in render_reward_audit(found)
+
+
+def test_a_model_that_scores_all_answers_alike_prefers_no_length():
+    found = audited(Scorer(lambda prompt, text: 0.0))
+    assert found["length"]["prefers_longer"]["estimate"] == 0.5
+    assert not any("nan" in text for text in (*found["sentences"], *(flag["text"] for flag in found["flags"])))
+
+
+def test_slices_keep_long_values_apart_and_do_not_take_a_missing_column_for_the_side():
+    pairs = draw_pairs(40)
+    start = "a checkpoint of a run with a very long name, "
+    rows = [{"model": f"{start}{n % 2}", "rare": "yes" if n == 0 else None} for n in range(40)]
+
+    def picky(prompt, text):
+        if text == pairs[0].chosen:
+            raise DataError("too long")
+        return penalised(prompt, text)
+
+    found = audit_reward(Audited("planted", Scorer(picky)), AuditPairs(tuple(pairs), tuple(rows)), slices=("model", "rare"))
+    by_model, rare, _ = found["slices"]
+    assert [row["pairs"] for row in by_model["rows"]] == [19, 20]
+    assert [(len(row["value"]), row["value"][-7:]) for row in by_model["rows"]] == [(40, "name, 0"), (40, "name, 1")]
+    assert rare["title"] == "rare"
+    assert [(row["value"], row["pairs"]) for row in rare["rows"]] == [("not told", 39)]
 
 
 def test_the_ceiling():
@@ -265,9 +319,29 @@ def test_what_cannot_be_asked_is_said(folder, file, tmp_path):
         reward_audit_command(AuditRequest(str(folder), str(file), output=tmp_path / "a.txt"))
     with pytest.raises(ConfigError, match="--slice colour: no row has this column; known: answers, chosen"):
         reward_audit_command(AuditRequest(str(folder), str(file), slices=("colour",), output=tmp_path / "a.html"))
-    pair = Comparison("q", "a", "b")
-    with pytest.raises(DataError, match="at least two decided pairs of two prompts"):
-        audit_reward(Audited("x", Scorer(penalised)), AuditPairs((pair, pair), ({}, {})))
+    with pytest.raises(ConfigError, match=r"(?s)--seed -1: must be at least 0.*--token-budget 0: must be at least 1"):
+        reward_audit_command(AuditRequest(str(folder), str(file), output=tmp_path / "a.html", seed=-1, token_budget=0))
+    pair, tie = Comparison("q", "a", "b"), Comparison("r", "a", "b", label=0.5)
+    with pytest.raises(DataError, match="decided pairs of at least two prompts, got 1 with one that the model takes"):
+        audit_reward(Audited("x", Scorer(penalised)), AuditPairs((pair, pair, tie), ({}, {}, {})))
+
+
+def test_the_page_and_its_figures_are_not_written_over_what_is_read(file, tmp_path):
+    linear = fit_linear(draw_pairs(40), ["log_length"]).save(tmp_path / "linear.json")
+    before = linear.read_bytes()
+    with pytest.raises(ConfigError, match=r"the figures beside --output, .*linear\.json: this file is read by this command"):
+        reward_audit_command(AuditRequest(str(linear), str(file), output=tmp_path / "linear.html"))
+    assert linear.read_bytes() == before
+
+
+def test_a_bad_share_is_named_by_its_row_of_the_file(tmp_path):
+    rows = [
+        {"prompt": "Rank.", "answers": ["a", "b", "c"], "ranking": [0, 1, 2]},
+        {"prompt": "q", "chosen": "a", "rejected": "b", "chosen_shown_first": 2},
+    ]
+    write_jsonl(tmp_path / "pairs.jsonl", rows)
+    with pytest.raises(DataError, match=r"1 of 2 rows cannot be used.*\n  row 2: `chosen_shown_first`"):
+        load_pairs(str(tmp_path / "pairs.jsonl"), None, None, {})
 
 
 def test_pairs_of_prompts_that_the_model_was_trained_on_are_left_out(file):
@@ -290,3 +364,5 @@ def test_a_linear_model_is_audited_too(file, tmp_path):
     assert found["accuracy"]["estimate"] > 0.6
     assert page.read_text().startswith("<!doctype html>")
     assert render_reward_audit(found) == page.read_text()
+    assert found["model_sha256"] == file_sha256(path)
+    assert found["model_sha256"] in page.read_text()

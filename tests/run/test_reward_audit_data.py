@@ -258,6 +258,24 @@ def test_pairs_of_three_judges_tell_the_lean_without_ties(tmp_path):
     assert (told["judgements"], told["first_won"]) == (300, position(judged_of(path))["first_won"])
 
 
+def test_a_ceiling_is_held_against_single_judgements_where_an_export_counts_them(tmp_path):
+    """Against the majority of three judges it does better than against one."""
+    path = fill(tmp_path / "a.db", pairs=150, people=("Ann", "Bo", "Cy"), balanced=True)
+    with Store.open(path) as store:
+        export_file(store, tmp_path / "a.jsonl", Rule(split="all", ties="both_orders"))
+        rows = list(export_rows(store, Rule(split="all")))
+    write_jsonl(tmp_path / "old.jsonl", [{name: row[name] for name in row if not name.startswith("votes_")} for row in rows])
+    of_all, of_export, of_old = (
+        audit_reward(Audited("planted", Scorer(penalised)), load_pairs(str(source), split, None, {}), ceiling=(0.8, 0.8))
+        for source, split in ((path, "all"), (tmp_path / "a.jsonl", None), (tmp_path / "old.jsonl", None))
+    )
+    assert of_export["ceiling"]["against"] == pytest.approx(of_all["ceiling"]["against"])
+    assert of_export["ceiling"]["against"]["estimate"] < of_export["accuracy"]["estimate"] - 0.03
+    assert of_old["ceiling"]["against"] is None
+    assert any("easier to agree with than the single judgement" in sentence for sentence in of_old["sentences"])
+    assert not any("easier to agree with" in sentence for sentence in of_export["sentences"])
+
+
 def by_number(prompt, text):
     try:
         return float(text)

@@ -23,6 +23,7 @@ from tether.run.direct_stage import prepare_units
 from tether.run.observer import Quiet
 from tether.run.pipeline import run
 from tether.run.recorder import Recorder
+from tether.run.reward_audit.pairs import load_pairs
 from tether.run.reward_model import num_steps, train_reward_model
 from tether.run.reward_stage import prepare_groups
 from tether.text.chat import sampled_example
@@ -235,6 +236,20 @@ def test_what_the_scores_mean_and_what_they_were_fitted_to_is_stored(tmp_path):
     assert fitted_to["tokens"][0] < fitted_to["tokens"][1] <= 40
     assert len(fitted_to["prompts"].split()) == 6  # of 8 prompts two are held out
     assert len(told["mean"]["tokenizer_sha256"]) == 64
+    assert "demonstrated_prompts" not in fitted_to
+
+
+def test_held_out_prompts_that_the_start_was_fine_tuned_on_are_told(tmp_path):
+    config = run_config(tmp_path)
+    write_jsonl(tmp_path / "demos.jsonl", [{"prompt": f"Say {i}.", "completion": "Yes."} for i in range(8)])
+    sft = {"data": {"path": str(tmp_path / "demos.jsonl")}, "optim": STILL}
+    folder = run(RunConfig.model_validate(config.model_dump() | {"sft": sft})).folder
+    (told,) = [e["text"] for e in read_events(folder / "events.jsonl") if "prompts of [sft]" in str(e.get("text"))]
+    assert told.startswith("reward_model: 2 of the 2 held-out prompts are prompts of [sft]")
+    fitted_to = json.loads((folder / "reward_model" / "tether_reward.json").read_text())["fitted_to"]
+    pairs = load_pairs(str(tmp_path / "pairs.jsonl"), None, None, fitted_to)
+    assert (pairs.num_seen, len(pairs.pairs)) == (18, 6)
+    assert pairs.notes[0].startswith("6 of the 6 pairs have prompts of the demonstrations")
 
 
 def test_pairs_over_the_limit_are_refused_by_row_where_the_rule_is_error(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tether.config import parse_config, resolved_json
-from tether.run.context import stage_hashes
+from tether.run.made_from import stage_hashes
 
 PROMPTS = 'prompts = {path = "tether:quickstart_prompts_train.jsonl"}'
 PARAMS = "{low = 3, high = 4, falloff = 4, unit = 'tokens'}"

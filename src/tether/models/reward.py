@@ -231,7 +231,9 @@ class RewardModel(nn.Module):
         """As `score_texts`, with the standard deviation over heads."""
         if len(prompts) != len(completions):
             raise DataError(f"{len(prompts)} prompts but {len(completions)} completions")
-        rows = [self._row(n, p, c) for n, (p, c) in enumerate(zip(prompts, completions, strict=True), 1)]
+        read = [self._row(n, p, c) for n, (p, c) in enumerate(zip(prompts, completions, strict=True), 1)]
+        self._count_cut([length for row, length in read if length > len(row)])  # after the last one that may be refused
+        rows = [row for row, _ in read]
         scores = [ScoredText(0.0, 0.0)] * len(rows)
         for indices in _by_length([len(row) for row in rows], token_budget):
             batch = _padded([rows[index] for index in indices], self.format.pad_id)
@@ -245,21 +247,25 @@ class RewardModel(nn.Module):
         """Tokens of a text as the model would read it, before any cut."""
         return len(self.format.example(prompt, completion).token_ids)
 
-    def _row(self, number: int, prompt: Text, completion: Text) -> tuple[int, ...]:
+    def _row(self, number: int, prompt: Text, completion: Text) -> tuple[tuple[int, ...], int]:
+        """The tokens that are read, and how many there were before the cut."""
         example = self.format.example(prompt, completion)
         ids = example.token_ids
         if len(ids) <= self.max_length:
-            return ids
+            return ids, len(ids)
         first_live = example.response_mask.index(True)
         if self.truncation is Truncation.ERROR or (self.truncation is Truncation.RIGHT and first_live >= self.max_length):
             prompt_alone = f", and its prompt alone {first_live}" if self.truncation is Truncation.RIGHT else ""
             remedy = "shorten it" if prompt_alone else "shorten it, or set truncation to left or right"
             raise DataError(f"text {number} has {len(ids)} tokens{prompt_alone}, the reward model takes {self.max_length}: {remedy}")
-        self.num_cut += 1
-        if self.num_cut == 1:
+        return ids[: self.max_length] if self.truncation is Truncation.RIGHT else ids[-self.max_length :], len(ids)
+
+    def _count_cut(self, lengths: Sequence[int]) -> None:
+        """One warning, for the first of all."""
+        if lengths and not self.num_cut:
             side = "at its end" if self.truncation is Truncation.RIGHT else "at its beginning"
-            _LOG.warning("a text of %d tokens was cut %s to the %d that the reward model takes", len(ids), side, self.max_length)
-        return ids[: self.max_length] if self.truncation is Truncation.RIGHT else ids[-self.max_length :]
+            _LOG.warning("a text of %d tokens was cut %s to the %d that the reward model takes", lengths[0], side, self.max_length)
+        self.num_cut += len(lengths)
 
     @torch.no_grad()
     def normalise(self, mean: float, std: float) -> None:

@@ -83,13 +83,15 @@ def read_settings(folder: Path) -> RewardSettings | None:
         return None
     try:
         told = json.loads(path.read_text("utf-8"))
-        settings = RewardSettings(**told)
+        settings = RewardSettings(**told | {"truncation": Truncation(told.get("truncation", Truncation.ERROR))})
         if not isinstance(settings.schema_version, int) or settings.schema_version > _VERSION:
             raise ValueError(f"schema_version {settings.schema_version!r}, this version of Tether reads up to {_VERSION}")
         if not (math.isfinite(settings.log_odds_per_unit) and settings.log_odds_per_unit > 0):
             raise ValueError(f"log_odds_per_unit must be finite and above 0, got {settings.log_odds_per_unit}")
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
+        if not math.isfinite(settings.score_offset):
+            raise ValueError(f"score_offset, which is added to every score, must be finite, got {settings.score_offset}")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}; put it back from a copy of the folder, or train the model again") from error
     return settings
 
 
@@ -107,7 +109,8 @@ def refuse_changed(path: str, settings: RewardSettings, format: ChatFormat) -> N
     for what, stored, found in told:
         if stored and stored != found:
             raise ModelError(
-                f"{what} in {path} are not those the reward model was trained with ({SETTINGS_FILE} says {stored[:12]}, found {found[:12]})"
+                f"{what} in {path} are not those the reward model was trained with ({SETTINGS_FILE} says {stored[:12]}, found "
+                f"{found[:12]}): put the tokenizer files of its training back, or train it again"
             )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tether.types import Message, Role
 
-__all__ = ["Text", "one_form", "prompt_key"]
+__all__ = ["Text", "answer_like", "one_form", "prompt_key"]
 
 Text = str | tuple[Message, ...]
 """A plain string or the turns of a conversation."""
@@ -17,6 +17,11 @@ def one_form(text: Text, role: Role) -> Text:
     (Message("assistant", "Yes"),) are one answer.
     """
     return text[0].content if not isinstance(text, str) and len(text) == 1 and text[0].role == role else text
+
+
+def answer_like(prompt: Text, answer: str) -> Text:
+    """An answer in the form of its prompt: a turn after a conversation, plain text after plain text."""
+    return answer if isinstance(prompt, str) else (Message("assistant", answer),)
 
 
 def prompt_key(prompt: Text) -> str:

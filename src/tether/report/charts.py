@@ -91,8 +91,10 @@ def chart(
 ) -> Chart:
     """Lay out one chart; the order of ``series`` decides the colours. A series without a finite point keeps
     its legend. In a ``scatter`` every series is a single point, away from the frame. ``names``: of the points of a series,
-    shown when they are pointed at.
+    shown when they are pointed at. Series of more than ``most_points`` are thinned, and ``meaning`` says so.
     """
+    if any(len(points) > most_points for points in series.values()):
+        meaning = f"{meaning} Drawn with about {most_points} of its points, every peak among them.".lstrip()
     finite = {
         name: [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
         for name, points in series.items()

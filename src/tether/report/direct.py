@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tether.clusters import told_over
 from tether.config.presets import DIRECT_TITLES
 from tether.report.charts import number
+from tether.report.plain import percent
 from tether.report.read import StageRecord
 
 __all__ = ["held_out_sentences", "trained_sentence"]
@@ -32,7 +32,7 @@ def held_out_sentences(name: str, stage: StageRecord) -> Iterator[str]:
     held = stage.summary.get("held_out")
     if not isinstance(held, Mapping):
         return
-    before, after, low, high = (_share(held.get(key)) for key in ("accuracy_before", "accuracy", "low", "high"))
+    before, after, low, high = (percent(held.get(key)) for key in ("accuracy_before", "accuracy", "low", "high"))
     over = told_over(held.get("num_units"), "held-out comparisons or answers", held.get("num_prompts"), held.get("effective_units"))
     yield (
         f"{name}: its implied reward prefers the better answer in {after} of {over} "
@@ -45,7 +45,3 @@ def held_out_sentences(name: str, stage: StageRecord) -> Iterator[str]:
             f"{name}: log-probability of held-out chosen answers {number(float(chosen))}, of rejected ones {number(float(rejected))} nats "
             f"per sequence against the start.{fell}"
         )
-
-
-def _share(value: Any) -> str:
-    return f"{100 * value:z.1f} %" if isinstance(value, int | float) and math.isfinite(value) else "–"

@@ -26,7 +26,7 @@ from tether.report.curves import families
 from tether.report.limits import LIMITS, Limits
 from tether.report.read import RunRecord, read_run
 from tether.report.tether_plot import tradeoffs
-from tether.report.texts import cut, held_out, training
+from tether.report.texts import cut, held_out, num_held_out, training
 from tether.report.words import POLICY_COLUMNS, hashes, policy_rows, summary
 
 __all__ = [
@@ -109,6 +109,7 @@ def _values(run: RunRecord, limits: Limits) -> dict[str, Any]:
         "families": list(families(run, limits)),
         "tradeoffs": list(tradeoffs(run, limits)),
         "held_out": held_out(run, limits),
+        "num_held_out": num_held_out(run),
         "training": list(training(run, limits)),
         "hashes": hashes(run),
         "config": cut(_pretty(run.config), 50 * limits.characters).text,
@@ -116,6 +117,7 @@ def _values(run: RunRecord, limits: Limits) -> dict[str, Any]:
         "alerts": run.alerts[-_MOST_ALERTS:],
         "earlier_alerts": max(0, len(run.alerts) - _MOST_ALERTS),
         "history": run.history[-_MOST_MOMENTS:],
+        "earlier_moments": max(0, len(run.history) - _MOST_MOMENTS),
         "messages": [cut(text, limits.characters).text for text in run.messages[-_MOST_MESSAGES:]],
         "earlier": max(0, len(run.messages) - _MOST_MESSAGES),
         "shorten": lambda text: cut(text, limits.characters).text,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["nested", "number", "numbers", "rows", "whole"]
+__all__ = ["nested", "number", "numbers", "percent", "rows", "whole"]
 
 
 def rows(value: Any) -> list[Mapping[str, Any]]:
@@ -25,6 +25,11 @@ def number(value: Any) -> float:
         return float(value) if isinstance(value, int | float | str) else math.nan
     except (ValueError, OverflowError):
         return math.nan
+
+
+def percent(value: Any) -> str:
+    """A share in words; a dash for what is no number."""
+    return f"{100 * value:z.1f} %" if isinstance(value, int | float) and math.isfinite(value) else "–"
 
 
 def whole(value: Any) -> int:

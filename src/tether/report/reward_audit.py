@@ -8,6 +8,7 @@ from typing import Any
 
 from tether.report.charts import Chart, chart
 from tether.report.page import render_document
+from tether.report.plain import percent
 
 __all__ = ["audit_text", "render_reward_audit"]
 
@@ -23,7 +24,7 @@ def render_reward_audit(found: Mapping[str, Any]) -> str:
         "sentences": found["sentences"],
         "tables": tables(found),
         "charts": [_calibration_chart(found)],
-        "hashes": [("pairs", found["data"]["sha256"] or "not a file")],
+        "hashes": [("reward model", found["model_sha256"] or "no model of a file"), ("pairs", found["data"]["sha256"] or "not a file")],
     }
     return render_document(values["title"], "plain.html", values)
 
@@ -80,12 +81,11 @@ def _length(found: Mapping[str, Any]) -> Table:
 
 
 def _form(found: Mapping[str, Any]) -> Table:
-    rows = [
-        (one["name"], f"{one['value']:+z.3f} [{one['low']:+z.3f}, {one['high']:+z.3f}]", f"{one['p_value']:.2g}") for one in found["form"]
-    ]
+    rows = [(one["name"], _coefficient(one), f"{one['p_value']:.2g}") for one in found["form"]]
     note = (
         "Logistic regression of the model's preference on the label and on differences of form, in log-odds per standard deviation of each "
-        "difference: 0 is no lean. The model reads one answer at a time, so it has no position to prefer."
+        "difference: 0 is no lean. The label: from a tie to certainly chosen. The model reads one answer at a time, so it has no position "
+        "to prefer."
     )
     return ("What the preference leans on, given the label", ("difference", "log-odds", "p"), rows, note)
 
@@ -107,7 +107,9 @@ def _position(found: Mapping[str, Any]) -> list[Table]:
 
 
 def _coefficient(one: Mapping[str, Any]) -> str:
-    return f"{one['value']:+z.3f} [{one['low']:+z.3f}, {one['high']:+z.3f}]"
+    """Without an end where the judgements of one prompt are all there is: these bound nothing."""
+    low, high = ("–" if one[end] is None else f"{one[end]:+z.3f}" for end in ("low", "high"))
+    return f"{one['value']:+z.3f} [{low}, {high}]"
 
 
 def _unlike(found: Mapping[str, Any]) -> list[Table]:
@@ -124,10 +126,10 @@ def _unlike(found: Mapping[str, Any]) -> list[Table]:
     ]
     note = (
         f"Fitted to {told['fitted']} training answers of {told['source']}; limits set on {told['limit_texts']} {told['limit_from']}, so "
-        f"that at most {_percent(told['alarm'])} of answers like these are called unlike."
+        f"that at most {percent(told['alarm'])} of answers like these are called unlike."
     )
     strange = [
-        (one["name"], str(one["texts"]), _percent(one["noticed"]), _percent(one["by_states"]), _percent(one["by_words"]))
+        (one["name"], str(one["texts"]), percent(one["noticed"]), percent(one["by_states"]), percent(one["by_words"]))
         for one in told["strange"]
     ]
     columns = ("put in place of the answer", "answers", "noticed", "by hidden states", "by words")
@@ -137,10 +139,11 @@ def _unlike(found: Mapping[str, Any]) -> list[Table]:
 
 def _invariances(found: Mapping[str, Any]) -> Table:
     rows = [
-        (one["name"], f"{one['largest']:.2g}", f"{one['allowed']:.1g}", "holds" if one["holds"] else "FAILS")
+        (one["name"], str(one["texts"]), f"{one['largest']:.2g}", f"{one['allowed']:.1g}", "holds" if one["holds"] else "FAILS")
         for one in found["invariances"]
     ]
-    return ("What must not matter", ("change", "largest change of a score", "allowed", "verdict"), rows, "In units of score.")
+    columns = ("change", "texts", "largest change of a score", "allowed", "verdict")
+    return ("What must not matter", columns, rows, "In units of score, over the texts of the first pairs.")
 
 
 def _paraphrases(found: Mapping[str, Any]) -> Table:
@@ -194,7 +197,3 @@ def _interval(one: Mapping[str, Any]) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:z.3f}"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:z.1f} %"

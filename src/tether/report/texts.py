@@ -10,7 +10,7 @@ from tether.report.charts import number
 from tether.report.limits import Limits
 from tether.report.read import RunRecord, Sample
 
-__all__ = ["Answer", "SampleRow", "cut", "held_out", "training"]
+__all__ = ["Answer", "SampleRow", "cut", "held_out", "num_held_out", "training"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,13 @@ def _held_out_row(names: Sequence[str], row: Sequence[Sample | None], limits: Li
     return SampleRow(cut(prompt, limits.characters), tuple(answers))
 
 
-def training(run: RunRecord, limits: Limits) -> Iterator[tuple[str, list[SampleRow]]]:
-    """Per stage, samples of evenly spaced steps, the first and the last included."""
+def num_held_out(run: RunRecord) -> int:
+    """Held-out prompts with an answer, shown or not."""
+    return max((len(policy.samples) for policy in run.evaluation.policies), default=0) if run.evaluation else 0
+
+
+def training(run: RunRecord, limits: Limits) -> Iterator[tuple[str, list[SampleRow], int]]:
+    """Per stage, samples of evenly spaced steps, the first and the last included, and how many were logged in all."""
     for stage in run.stages:
         steps = sorted({sample.step for sample in stage.samples})
         most = max(limits.samples // 3, 2)
@@ -70,6 +75,7 @@ def training(run: RunRecord, limits: Limits) -> Iterator[tuple[str, list[SampleR
                     )
                     for s in chosen
                 ],
+                len(stage.samples),
             )
 
 
@@ -86,6 +92,7 @@ def _answer(name: str, sample: Sample, what: str, limits: Limits) -> Answer:
 
 
 def cut(text: str, characters: int) -> Answer:
+    """The beginning of a text, and in words how much is not shown."""
     left_out = len(text) - characters
     return (
         Answer("", text, "")

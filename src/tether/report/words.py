@@ -14,12 +14,12 @@ from tether.metrics import REGISTRY
 from tether.report.charts import number
 from tether.report.direct import held_out_sentences, trained_sentence
 from tether.report.history import LET_PASS
-from tether.report.judges import judges, raters_of
-from tether.report.plain import nested
+from tether.report.judges import judges
+from tether.report.plain import nested, percent
 from tether.report.read import Alert, EvaluationRecord, GainRecord, PolicyRecord, RunRecord, StageRecord
 from tether.rewards.simulated_rater import MAX_POINTS
 
-__all__ = ["PolicyRow", "band", "hashes", "policy_rows", "raters_of", "score_meaning", "summary"]
+__all__ = ["PolicyRow", "band", "hashes", "policy_rows", "score_meaning", "summary"]
 
 _MOST_WARNINGS = 10
 
@@ -194,7 +194,7 @@ def _reward_model(run: RunRecord) -> Iterator[str]:
     held = nested(stage.summary, "held_out") if stage else None
     if stage is None or not isinstance(held, Mapping):
         return
-    accuracy, low, high = (_share(held.get(key)) for key in ("accuracy", "low", "high"))
+    accuracy, low, high = (percent(held.get(key)) for key in ("accuracy", "low", "high"))
     decided = held.get("num_decided", held.get("num_pairs"))
     over = told_over(decided, "pairs", held.get("num_prompts"), held.get("effective_pairs"))
     interval = f"95 % Wilson interval {low} to {high}"
@@ -272,7 +272,7 @@ def _policy_row(run: RunRecord, policy: PolicyRecord) -> PolicyRow:
         number(policy.kl_token),
         number(policy.kl_sequence),
         number(policy.response_length),
-        _share(policy.truncated_share),
+        percent(policy.truncated_share),
         proxies or "–",
     )
     return PolicyRow(policy.name, cells, _verdict(gain) if gain else "")
@@ -294,10 +294,6 @@ def _counted(count: int, noun: str) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.4g} %" if math.isfinite(share) else "unknown"
-
-
-def _share(value: Any) -> str:
-    return f"{100 * value:z.1f} %" if isinstance(value, int | float) and math.isfinite(value) else "–"
 
 
 def _outside(name: str, value: float) -> bool:

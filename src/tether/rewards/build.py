@@ -98,6 +98,9 @@ def build_rubric(
         built = build_part(part.kind, part.params, reward_model=reward_model, load=load)
         number = 1 + sum(key == built.name or key.startswith(f"{built.name}_") for key in named)
         name = built.name if number == 1 else f"{built.name}_{number}"
+        while name in named:  # taken by a ``params.name``
+            number += 1
+            name = f"{built.name}_{number}"
         named[name] = (name, part.weight, built)
     return Rubric(list(named.values()))
 

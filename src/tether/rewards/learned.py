@@ -11,11 +11,10 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from tether.types import Failure, Message, Rollout, Score
+from tether.records.texts import Text, answer_like
+from tether.types import Failure, Rollout, Score
 
 __all__ = ["LearnedPart", "SpreadScorer", "TextScorer", "load_learned"]
-
-Text = str | tuple[Message, ...]
 
 
 class TextScorer(Protocol):
@@ -57,7 +56,7 @@ class LearnedPart:
         self.model, self.token_budget, self.name = model, token_budget, name
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score | Failure]:
-        texts = [rollout.prompt.text for rollout in rollouts], [_turn(r) for r in rollouts]
+        texts = [rollout.prompt.text for rollout in rollouts], [answer_like(r.prompt.text, r.text) for r in rollouts]
         if isinstance(self.model, SpreadScorer):
             scored = self.model.score_texts_with_std(*texts, token_budget=self.token_budget)
             return [self._result(one.mean, one.std) for one in scored]
@@ -75,8 +74,3 @@ def load_learned(path: str) -> TextScorer:
     from tether.models.reward import RewardModel
 
     return RewardModel.load(path)
-
-
-def _turn(rollout: Rollout) -> Text:
-    """The answer in the form of its prompt: a turn after a conversation, plain text after plain text."""
-    return rollout.text if isinstance(rollout.prompt.text, str) else (Message("assistant", rollout.text),)

@@ -87,10 +87,18 @@ def load_linear(path: str | Path) -> LinearRewardModel:
             raise ValueError("it needs features, finite numbers, and std above 0")
         own = ("name", "words", "pattern", "column")
         features = tuple(feature_from({key: row[key] for key in own if key in row}) for row in rows)
+        _refuse_twins(features)
         weights, errors, means, stds = (numbers[key] for key in ("weight", "standard_error", "mean", "std"))
         return LinearRewardModel(features, weights, errors, means, stds, float(told["l2"]), dict(told["fitted_to"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise ModelError(f"{path} is no linear reward model: {error}") from error
+
+
+def _refuse_twins(features: Sequence[Feature]) -> None:
+    """What a feature adds is told and summed by its name. Raises ConfigError."""
+    names = [feature.name for feature in features]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"two features are called {', '.join(twice)}: each needs a name of its own; leave one out, or name it otherwise")
 
 
 def pair_features(
@@ -128,7 +136,8 @@ def fit_linear(
     """argmin_w mean over pairs of the Bradley-Terry loss (labels and ties counted as they are) + l2 / 2 |w|^2, by Newton's method.
 
     Standard errors: the larger one of the inverse curvature's and of that which lets pairs of one prompt depend on each other
-    (``tether.clusters.cluster_covariance``). Raises DataError without pairs and for features that are the same for all answers.
+    (``tether.clusters.cluster_covariance``). Raises DataError without decided pairs and for features that are the same for all answers,
+    ConfigError for two features of one name.
     """
     import torch
 
@@ -137,6 +146,9 @@ def fit_linear(
     chosen_features = tuple(feature_from(told) for told in features)
     if not comparisons or not chosen_features:
         raise DataError(f"{source}: a linear reward model needs comparisons and at least one feature")
+    _refuse_twins(chosen_features)
+    if all(comparison.label == 0.5 for comparison in comparisons):
+        raise DataError(f"{source}: every pair is a tie (label .5): nothing says which answers are better")
     chosen_BF, rejected_BF = pair_features(chosen_features, comparisons, rows, source)
     every = np.concatenate([chosen_BF, rejected_BF])
     means, stds = every.mean(0), every.std(0)
@@ -157,7 +169,7 @@ def fit_linear(
         "pairs": len(comparisons),
         "num_prompts": len(numbers),
         "source": Path(source).name,
-        "accuracy_on_them": float(right.mean()) if decided.any() else None,
+        "accuracy_on_them": float(right.mean()),
         "prompts": prompt_hashes(comparison.prompt for comparison in comparisons),
     }
     w, e, m, s = (tuple(map(float, array)) for array in (weights, errors, means, stds))

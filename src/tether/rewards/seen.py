@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from tether.records.texts import Text, prompt_key
 
-__all__ = ["hash_of_key", "prompt_hash", "prompt_hashes", "was_seen"]
+__all__ = ["DEMONSTRATED", "hash_of_key", "prompt_hash", "prompt_hashes", "stored_hashes", "was_seen"]
+
+DEMONSTRATED = "demonstrated_prompts"
 
 
 def prompt_hash(prompt: Text) -> str:
@@ -23,6 +26,12 @@ def hash_of_key(key: str) -> str:
 def prompt_hashes(prompts: Iterable[Text]) -> str:
     """Those of all prompts, as they are stored: sorted, each once, with spaces between."""
     return " ".join(sorted({prompt_hash(prompt) for prompt in prompts}))
+
+
+def stored_hashes(fitted_to: Mapping[str, Any], key: str = "prompts") -> frozenset[str]:
+    """Those in what a model says it was fitted to; none where it does not say. ``key`` DEMONSTRATED: of the demonstrations that the model
+    it was built on was fine-tuned on in the same run."""
+    return frozenset(str(fitted_to.get(key) or "").split())
 
 
 def was_seen(prompt: Text, seen: frozenset[str]) -> bool:

@@ -15,19 +15,19 @@ from tether.backends.compute import Compute, resolve_compute
 from tether.config import ComputeConfig, EvaluateConfig, ModelConfig, explain
 from tether.data.load import load_rows
 from tether.errors import ConfigError, DataError
-from tether.files import write_atomic
-from tether.models.reward import RewardModel
+from tether.files import overwritten, write_atomic
 from tether.records import file_sha256, prompt_from_row, read_prompts, refuse_bad_rows, write_jsonl
 from tether.records.texts import prompt_key
 from tether.rewards.build import build_part
 from tether.rewards.learned import LearnedPart
 from tether.rewards.linear import LinearPart
 from tether.rewards.rubric import RewardPart, Rubric
+from tether.rewards.seen import stored_hashes, was_seen
 from tether.rollout.local import LocalSampler
-from tether.run.best_of_n import Pool, ScoredSample, best_of_n, curve_charts, sft_rows
+from tether.run.best_of_n import COLUMNS, Pool, ScoredSample, best_of_n, curve_charts, prompt_as_row, sft_rows, table_rows
 from tether.run.candidates import find_candidates
 from tether.run.evaluate import ask
-from tether.run.scorer import RunScorer
+from tether.run.scorer import RunScorer, load_reward_model
 from tether.types import Prompt, RolloutGroup
 
 __all__ = ["BestOfNRequest", "best_of_n_command", "read_samples"]
@@ -58,8 +58,9 @@ class BestOfNRequest:
 def best_of_n_command(request: BestOfNRequest, say: Callable[[str], None] = lambda text: None) -> tuple[dict[str, Any], list[Path]]:
     """The curve, and the files that were written. Raises ConfigError for what cannot be asked, before anything is drawn."""
     _refuse_contradictions(request)
-    pools, origin = _drawn(request, say) if request.model is not None else read_samples(request)
-    found = {**best_of_n(pools, seed=request.seed), "origin": origin}
+    pools, origin, notes = _drawn(request, say) if request.model is not None else (*read_samples(request), [])
+    found = best_of_n(pools, seed=request.seed)
+    found |= {"notes": [*found["notes"], *notes], "origin": origin}
     written: list[Path] = []
     if request.output is not None:
         written.append(write_atomic(request.output, json.dumps(found, indent=2, allow_nan=False) + "\n"))
@@ -86,23 +87,39 @@ def _refuse_contradictions(request: BestOfNRequest) -> None:
     if request.model is not None and request.prompts is None:
         problems.append("--prompts: which prompts should the model answer?")
     if request.samples is not None:
-        idle = {"--prompts": request.prompts, "--gold-param": request.gold_params, "--write-samples": request.write_samples}
-        problems += [f"{option} has no effect with --samples" for option, given in idle.items() if given]
+        usual = BestOfNRequest()
+        idle = {
+            "--prompts": request.prompts,
+            "--gold-param": request.gold_params,
+            "--write-samples": request.write_samples,
+            "--num-samples": request.num_samples != usual.num_samples,
+            "--max-new-tokens": request.max_new_tokens != usual.max_new_tokens,
+            "--temperature": request.temperature != usual.temperature,
+        }
+        problems += [f"{option} has no effect with --samples; leave it out" for option, given in idle.items() if given]
+    elif request.gold_params and request.gold is None:
+        problems.append("--gold-param has no effect without --gold; name the score that it is a setting of")
     if request.proxy is None:
         problems.append("--proxy: a reward model (a folder, or the JSON of a linear one); with --samples, the column of its scores")
     if request.num_samples < 1:
         problems.append(f"--num-samples {request.num_samples}: must be at least 1")
+    if request.seed < 0:
+        problems.append(f"--seed {request.seed}: must be at least 0")
     if request.plot is not None and request.plot.suffix not in (".svg", ".html"):
         problems.append(f"--plot {request.plot}: expected a file that ends in .svg or .html")
-    for path in (request.output, request.plot, request.write_samples, request.write_sft):
+    files = {
+        "--output": request.output, "--plot": request.plot, "--write-samples": request.write_samples, "--write-sft": request.write_sft
+    }  # fmt: skip
+    problems += overwritten(files, (request.model, request.prompts, request.samples, request.proxy))
+    for path in files.values():
         if path is not None and not path.absolute().parent.is_dir():
             problems.append(f"{path}: the folder {path.absolute().parent} does not exist")
     if problems:
         raise ConfigError(problems, "best-of-n")
 
 
-def _drawn(request: BestOfNRequest, say: Callable[[str], None]) -> tuple[list[Pool], dict[str, Any]]:
-    """Answers of the model to every prompt, scored by proxy and gold."""
+def _drawn(request: BestOfNRequest, say: Callable[[str], None]) -> tuple[list[Pool], dict[str, Any], list[str]]:
+    """Answers of the model to every prompt, scored by proxy and gold; where they come from; and what to know of them."""
     assert request.model is not None
     assert request.prompts is not None
     assert request.proxy is not None
@@ -111,7 +128,7 @@ def _drawn(request: BestOfNRequest, say: Callable[[str], None]) -> tuple[list[Po
     loaded = load_rows(request.prompts, limit=request.limit)
     prompts = read_prompts(loaded.rows, loaded.source)
     gold = None if request.gold is None else build_part(request.gold, dict(request.gold_params or {}))
-    proxy, proxy_sha256 = _proxy(request.proxy, compute)
+    proxy, proxy_sha256, seen = _proxy(request.proxy, compute)
     candidates = find_candidates([request.model], ModelConfig())
     if len(candidates) != 1:
         names = ", ".join(candidate.label for candidate in candidates)
@@ -134,7 +151,9 @@ def _drawn(request: BestOfNRequest, say: Callable[[str], None]) -> tuple[list[Po
         "max_new_tokens": request.max_new_tokens,
         "sampling_seed": request.seed,
     }
-    return pools, origin
+    known = sum(was_seen(prompt.text, seen) for prompt in prompts)
+    notes = [f"The proxy was trained on {known} of these {len(prompts)} prompts: its scores there are not held out. Ask about others."]
+    return pools, origin, notes if known else []
 
 
 def _settings(request: BestOfNRequest) -> EvaluateConfig:
@@ -146,14 +165,16 @@ def _settings(request: BestOfNRequest) -> EvaluateConfig:
         raise ConfigError(explain(error, EvaluateConfig), "the settings of best-of-n") from None
 
 
-def _proxy(name: str, compute: Compute) -> tuple[RewardPart, str]:
+def _proxy(name: str, compute: Compute) -> tuple[RewardPart, str, frozenset[str]]:
+    """What scores, its SHA-256, and hashes of the prompts that it was trained on."""
     if name.endswith(".json"):
         try:
-            return LinearPart(name), file_sha256(Path(name))
+            part = LinearPart(name)
         except ValueError as error:
             raise ConfigError(f"--proxy {name}: {error}") from error
-    model = RewardModel.load(name).requires_grad_(False)
-    return LearnedPart(RunScorer(model, compute)), model.weights_fingerprint()
+        return part, file_sha256(Path(name)), stored_hashes(part.model.fitted_to)
+    model = load_reward_model(name)
+    return LearnedPart(RunScorer(model, compute)), model.weights_fingerprint(), stored_hashes(model.fitted_to)
 
 
 def _pool(prompt: Prompt, group: RolloutGroup, golds: Sequence[float] | None) -> Pool:
@@ -166,11 +187,10 @@ def _pool(prompt: Prompt, group: RolloutGroup, golds: Sequence[float] | None) ->
 
 def _sample_rows(pool: Pool) -> list[dict[str, Any]]:
     """What ``read_samples`` reads; a score that is missing is null."""
-    prompt = pool.prompt if isinstance(pool.prompt, str) else [{"role": turn.role, "content": turn.content} for turn in pool.prompt]
     return [
         {
             "prompt_id": pool.prompt_id,
-            "prompt": prompt,
+            "prompt": prompt_as_row(pool.prompt),
             "completion": sample.text,
             "proxy": sample.proxy if math.isfinite(sample.proxy) else None,
             "gold": sample.gold if math.isfinite(sample.gold) else None,
@@ -214,8 +234,10 @@ def _sample(row: Mapping[str, Any], proxy: str, gold: str | None) -> ScoredSampl
         completion = completion[0].get("content")
     if not isinstance(completion, str):
         raise DataError(f"`completion` must be text or one assistant turn, got {completion!r:.40}.")
-    scores = [_score(row, name) for name in (proxy, *([] if gold is None else [gold]))]
-    return ScoredSample(completion, scores[0], math.nan if gold is None else scores[1], bool(row.get("cut", False)))
+    cut = row.get("cut")
+    if not isinstance(cut, bool | None):
+        raise DataError(f"`cut` must be true, false or left out, got {cut!r:.40}.")
+    return ScoredSample(completion, _score(row, proxy), math.nan if gold is None else _score(row, gold), bool(cut))
 
 
 def _score(row: Mapping[str, Any], name: str) -> float:
@@ -235,14 +257,14 @@ def _picture(found: Mapping[str, Any], path: Path) -> str:
     charts = curve_charts(found)
     if path.suffix == ".svg":
         return render_svg(charts[0])
-    columns = ("n", "proxy", "gold", "KL bound, nats", "win rate bound")
+    note = f"Intervals: {100 * found['confidence']:g} %, bootstrap over prompts."
     values = {
         "title": "Best of n",
         "subtitle": f"{found['prompts']} prompts; {_where_from(found['origin'])}",
         "flags": [],
         "sentences": found["notes"],
         "charts": charts,
-        "tables": [("Expected score of the best of n", columns, list(map(_cells, found["rows"])), "Intervals: bootstrap over prompts.")],
+        "tables": [("Expected score of the best of n", COLUMNS, table_rows(found), note)],
         "hashes": [(name, value) for name, value in found["origin"].items() if name.endswith("sha256") and value],
     }
     return render_document("Best of n", "plain.html", values)
@@ -252,12 +274,3 @@ def _where_from(origin: Mapping[str, Any]) -> str:
     if "policy" in origin:
         return f"answers of {origin['policy']}, picked by {origin['proxy_model']}, gold {origin['gold_score'] or 'unknown'}"
     return f"answers of {origin['samples']}, picked by column {origin['proxy_column']}, gold {origin['gold_column'] or 'unknown'}"
-
-
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    def told(one: Mapping[str, Any] | None) -> str:
-        if one is None:
-            return "–"
-        return f"{one['estimate']:.4g}" + (f" [{one['low']:.4g}, {one['high']:.4g}]" if one["low"] is not None else "")
-
-    return str(row["n"]), told(row["proxy"]), told(row["gold"]), f"{row['kl_bound']:z.4f}", f"{row['win_rate_bound']:z.4f}"

@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from tether.errors import CheckpointError
 from tether.files import free_bytes, remove, remove_leftovers, sync_file, sync_folder, temporary_beside
+from tether.records import file_sha256
 from tether.state import State
 
 __all__ = ["FORMAT", "Checkpoint", "CheckpointStore", "begin_again", "checkpoint_bytes"]
@@ -246,7 +247,7 @@ def verify(folder: Path) -> None:
     for name, told in manifest["files"].items():
         path = folder / name
         try:
-            same = path.stat().st_size == told["bytes"] and _sha256(path) == told["sha256"]
+            same = path.stat().st_size == told["bytes"] and file_sha256(path) == told["sha256"]
         except FileNotFoundError as error:
             raise CheckpointError(f"{path} is missing") from error
         except OSError as error:
@@ -281,7 +282,7 @@ def _fill(folder: Path, step: int, state: State, inputs: Mapping[str, Any], flag
     save_file({name: tensor.detach().contiguous() for name, tensor in state.tensors.items()}, folder / _WEIGHTS)
     sync_file(folder / _WEIGHTS)
     _write_synced(folder / _VALUES, _as_json(state.values))
-    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in (_WEIGHTS, _VALUES)}
+    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)} for name in (_WEIGHTS, _VALUES)}
     body = {"format": FORMAT, "step": step, "flags": list(flags), "inputs": dict(inputs), "files": files}
     _write_synced(folder / _MANIFEST, _manifest_text(body))
     os.chmod(folder / _WEIGHTS, stat.S_IMODE((folder / _VALUES).stat().st_mode))  # safetensors gives 0600 whatever the umask says
@@ -302,11 +303,6 @@ def _write_synced(path: Path, text: str) -> None:
 
 def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _alive(pid: int) -> bool:

@@ -30,7 +30,7 @@ from tether.run.cards import write_cards
 from tether.run.checkpoint import CheckpointStore
 from tether.run.folder import RunFolder, sha256_text, source_sha256
 from tether.run.keeper import StageKeeper, Stateful, other_inputs
-from tether.run.made_from import as_read_now, differences, stage_hashes
+from tether.run.made_from import as_read_now, differences
 from tether.run.memory import mib, peak_memory
 from tether.run.observer import Observer
 from tether.run.recorder import Recorder
@@ -41,7 +41,6 @@ from tether.run.warnings import Warnings
 
 __all__ = [
     "Context", "build_stage", "load_policy", "load_scorer", "proof_for", "refuse_other_settings", "sampler_for", "snapshot_for",
-    "stage_hashes",
 ]
 
 _CHUNK = 4  # a journal's chunk in fillings of the sampler: long enough that its ragged end costs little
@@ -101,9 +100,7 @@ class Context:
 
     def _weights_before(self, name: str) -> dict[str, str]:
         """Hashes of what the finished stages left that ``name`` may build on."""
-        hashes = stage_hashes(self.config)
-        stages = [stage for stage in ("sft", "reward_model") if stage in hashes and stage != name]
-        found = {stage: self.folder.finished(stage, hashes[stage]) for stage in stages}
+        found = {stage: self.folder.finished(stage) for stage in ("sft", "reward_model") if stage != name}
         return {stage: summary["weights_sha256"] for stage, summary in found.items() if summary is not None}
 
     def settle(self) -> None:
@@ -142,10 +139,10 @@ def refuse_other_settings(config: RunConfig, folder: RunFolder) -> None:
                 raise other_inputs(folder.checkpoints(name), changed)
 
 
-def build_stage(context: Context, name: str, made_from: str, build: Callable[[Path], dict[str, Any]]) -> Path:
+def build_stage(context: Context, name: str, build: Callable[[Path], dict[str, Any]]) -> Path:
     """Reuse a finished stage, or build it in a clean folder and mark it finished."""
     folder = context.folder.stage(name)
-    if context.folder.finished(name, made_from) is not None:
+    if context.folder.finished(name) is not None:
         context.folder.verify(name)
         _refuse_other_data(context, name)
         context.observer.message(f"{name}: finished before, reused from {folder}")

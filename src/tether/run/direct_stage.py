@@ -15,7 +15,7 @@ from tether.errors import DataError
 from tether.models.adapters import LoraSpec
 from tether.records import read_comparisons, read_feedback, refuse_bad_rows
 from tether.rollout.plain import position_limit
-from tether.run.context import Context, build_stage, load_policy, stage_hashes
+from tether.run.context import Context, build_stage, load_policy
 from tether.run.direct import HeldOutPreference, kto_weights_of, num_steps, train_direct
 from tether.run.reward_model import split_by_prompt
 from tether.run.sources import comparison_rows
@@ -131,7 +131,7 @@ def direct_stage(context: Context, name: str, start: Path) -> Path:
         recorder.finish(summary)
         return summary
 
-    return build_stage(context, stage, stage_hashes(context.config)[stage], build)
+    return build_stage(context, stage, build)
 
 
 def held_out_sentence(held: HeldOutPreference) -> str:

@@ -16,9 +16,10 @@ from tether.records import read_prompts
 from tether.report.evaluation import GainRecord
 from tether.rewards.build import build_part, build_rubric
 from tether.rewards.rubric import Rubric
-from tether.run.context import Context, load_policy, load_scorer, sampler_for, stage_hashes
+from tether.run.context import Context, load_policy, load_scorer, sampler_for
 from tether.run.evaluate import EvaluatedPolicy, evaluate_policy, gain, proxy_gain
 from tether.run.folder import set_aside
+from tether.run.made_from import stage_hashes
 from tether.run.provenance import provenance_of
 from tether.run.scorer import scorer_loader
 

@@ -24,7 +24,18 @@ from tether.config import RunConfig, resolved_json
 from tether.errors import RunError
 from tether.events import read_events
 from tether.files import write_atomic
-from tether.run.made_from import added, as_read_now, differences, made_with, settings_by_stage, settings_of, stage_hash, told
+from tether.records import file_sha256
+from tether.run.made_from import (
+    added,
+    as_read_now,
+    differences,
+    made_with,
+    settings_by_stage,
+    settings_of,
+    stage_hash,
+    stage_hashes,
+    told,
+)
 
 __all__ = ["RunFolder", "set_aside", "sha256_text", "source_sha256", "verify_stage"]
 
@@ -42,11 +53,11 @@ class RunFolder:
     ``earlier``: finished stages of an earlier Tether that this one would make no other way, with the settings that it did not know.
     """
 
-    def __init__(self, config: RunConfig, hashes: Mapping[str, str], *, fresh: bool = False) -> None:
+    def __init__(self, config: RunConfig, *, fresh: bool = False) -> None:
         self.path = config.folder
         self.config_text = resolved_json(config)
         self.earlier: dict[str, list[str]] = {}
-        self._settings, self._hashes = settings_of(config), dict(hashes)
+        self._settings, self._hashes = settings_of(config), stage_hashes(config)
         try:
             if fresh and self.path.exists():
                 set_aside(self.path)
@@ -111,10 +122,10 @@ class RunFolder:
         """Folder of a stage's checkpoints, until it is finished."""
         return self.path / "checkpoints" / name
 
-    def finished(self, name: str, made_from: str) -> dict[str, Any] | None:
-        """The summary of a finished stage that was made from the same inputs, else None."""
-        record = self._record(name)
-        return record["summary"] if record is not None and record["made_from"] == made_from else None
+    def finished(self, name: str) -> dict[str, Any] | None:
+        """The summary of a finished stage that was made from what this configuration makes it from, else None."""
+        record = self._record(name) if name in self._hashes else None
+        return record["summary"] if record is not None and record["made_from"] == self._hashes[name] else None
 
     def summary(self, name: str) -> dict[str, Any]:
         """The summary of a finished stage; empty where it is not finished."""
@@ -184,12 +195,7 @@ def _repeat(folder: Path) -> str:
 def _hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of what a stage wrote, by name. The model card is written anew after later stages, and says so itself."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in {"stage.json", "README.md"})
-    return {path.relative_to(folder).as_posix(): _sha256(path) for path in files}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
 
 
 @cache

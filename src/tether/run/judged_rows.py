@@ -11,7 +11,7 @@ from tether.collect.exchange.tables import read_table
 from tether.collect.recognise import is_database
 from tether.config import JudgedSource
 from tether.config.settings import JudgementsConfig
-from tether.data.load import Rows, load_rows
+from tether.data.load import Rows, load_rows, warn_of_split
 from tether.errors import DataError
 from tether.records import file_sha256
 from tether.run.sources import SourceRows, comparison_rows
@@ -38,6 +38,7 @@ def judged_rows(
         source = JudgedSource(path=path, split=split or database_split, limit=limit, judgements=judgements)
         return comparison_rows(source, columns)
     if Path(path).suffix == ".csv":
+        warn_of_split(split or "train", path)
         return SourceRows(_csv(Path(path).expanduser(), limit))
     return SourceRows(load_rows(path, split or "train", limit))
 

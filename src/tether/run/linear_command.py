@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tether.errors import ConfigError
+from tether.files import overwritten
 from tether.records import read_comparisons
 from tether.rewards.linear import DEFAULT_FEATURES, LinearRewardModel, fit_linear
 from tether.run.judged_rows import judged_rows
@@ -25,11 +27,14 @@ def linear_command(
         raise ConfigError(f"--l2 {l2}: must be above 0: the weights of separable data would grow without end")
     if not output.absolute().parent.is_dir():
         raise ConfigError(f"--output {output}: the folder {output.absolute().parent} does not exist")
+    if lost := overwritten({"--output": output}, (data,)):
+        raise ConfigError(lost)
     told = [_feature(word) for word in features or DEFAULT_FEATURES]
     loaded = judged_rows(data, split, limit, database_split="train").rows
     comparisons = read_comparisons(loaded.rows, loaded.source)
     rows = [row for row in loaded.rows if isinstance(row, Mapping)]
     model = fit_linear(comparisons, told, rows=rows, l2=l2, source=loaded.source)
+    model = replace(model, fitted_to={**model.fitted_to, "data_sha256": loaded.sha256})
     return model, model.save(output)
 
 

@@ -43,7 +43,6 @@ from tether.run.context import (
     refuse_other_settings,
     sampler_for,
     snapshot_for,
-    stage_hashes,
 )
 from tether.run.direct_stage import direct_stage
 from tether.run.evaluate_stage import evaluate_stage
@@ -119,7 +118,7 @@ def _run(
     accept_changes: bool,
     acknowledge: bool,
 ) -> RunResult:
-    folder = RunFolder(config, stage_hashes(config), fresh=fresh)
+    folder = RunFolder(config, fresh=fresh)
     if not accept_changes:
         refuse_other_settings(config, folder)
     lost = folder.take_over()
@@ -204,7 +203,7 @@ def _sft_stage(context: Context) -> Path:
         recorder.finish(summary)
         return summary
 
-    return build_stage(context, "sft", stage_hashes(context.config)["sft"], build)
+    return build_stage(context, "sft", build)
 
 
 def _rl_stage(context: Context, name: str, start: Path, reward_model: Path | None) -> Path:
@@ -242,7 +241,7 @@ def _rl_stage(context: Context, name: str, start: Path, reward_model: Path | Non
         recorder.finish(summary)
         return summary
 
-    return build_stage(context, stage, stage_hashes(context.config)[stage], build)
+    return build_stage(context, stage, build)
 
 
 def _within_limit(context: Context, prompts: Sequence[Prompt], config: RolloutConfig, start: Path, source: str) -> list[Prompt]:

@@ -18,10 +18,11 @@ from tether.models.adapters import LoraSpec
 from tether.models.resolve import resolve_model
 from tether.models.reward import RewardModel, Truncation
 from tether.records import read_judgements, refuse_bad_rows
-from tether.rewards.seen import hash_of_key
-from tether.run.context import Context, build_stage, stage_hashes
+from tether.rewards.seen import DEMONSTRATED, hash_of_key, prompt_hashes
+from tether.run.context import Context, build_stage
 from tether.run.reward_model import HeldOut, num_steps, score_examples, split_by_prompt, train_reward_model
 from tether.run.sources import comparison_rows
+from tether.run.sources import load_demonstrations as load_sft
 from tether.text.chat import ChatFormat, TokenizedExample
 from tether.types import Comparison, Ranking
 
@@ -84,6 +85,11 @@ def reward_model_stage(context: Context, start: Path) -> Path | None:
         recorder.message(f"reward_model: {held_out_sentence(result)}")
         recorder.message(f"reward_model: {normalise_scores(model, result, config, compute)}")
         model.fitted_to = _fitted_to(model, prepared, result, rows.sha256, compute)
+        if config.path is None and context.config.sft is not None:
+            demonstrated = prompt_hashes(one.prompt for one in load_sft(context.config.sft.data))
+            model.fitted_to[DEMONSTRATED] = demonstrated
+            if told := demonstrated_sentence(prepared, demonstrated):
+                recorder.message(f"reward_model: {told}")
         model.save(folder)
         summary = {
             "held_out": asdict(result),
@@ -95,7 +101,7 @@ def reward_model_stage(context: Context, start: Path) -> Path | None:
         recorder.finish(summary)
         return summary
 
-    return build_stage(context, "reward_model", stage_hashes(context.config)["reward_model"], build)
+    return build_stage(context, "reward_model", build)
 
 
 def held_out_sentence(result: HeldOut) -> str:
@@ -107,6 +113,17 @@ def held_out_sentence(result: HeldOut) -> str:
     return (
         f"held-out accuracy {result.accuracy:z.3f} [{result.low:z.3f}, {result.high:z.3f}] "
         f"(95 % Wilson interval over {over}, none of them trained on{level}){ties}{heads}"
+    )
+
+
+def demonstrated_sentence(prepared: PreparedGroups, demonstrated: str) -> str:
+    """What the held-out figures owe to the fine-tuning of the start, which may have read answers to the same prompts; "" for nothing."""
+    held, known = {hash_of_key(group.key) for group in prepared.held_out}, set(demonstrated.split())
+    if not held & known:
+        return ""
+    return (
+        f"{len(held & known)} of the {len(held)} held-out prompts are prompts of [sft]: the start has learned answers to them, so that "
+        "accuracy on new prompts may be lower"
     )
 
 

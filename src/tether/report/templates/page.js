@@ -9,7 +9,7 @@ function search(box) {
     const folded = row.closest("details");
     if (wanted && folded && !row.hidden) folded.open = true;
   }
-  box.parentElement.querySelector("output").textContent = wanted ? count + " of " + rows.length + " shown" : rows.length + " in all";
+  box.parentElement.querySelector("output").textContent = wanted ? count + " of " + rows.length + " shown" : rows.length + " shown";
 }
 function prepare() {
   for (const box of document.querySelectorAll("input[data-rows]")) {

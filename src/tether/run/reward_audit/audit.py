@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from tether.clusters import effective_number
 from tether.errors import ConfigError, DataError
-from tether.files import write_atomic
+from tether.files import overwritten, write_atomic
 from tether.rewards.features import BUILT_IN, MARKUP
 from tether.run.reward_audit.figures import (
+    Coefficient,
     calibration,
     correct,
     cross_validated,
@@ -68,6 +69,11 @@ def reward_audit_command(request: AuditRequest) -> tuple[dict[str, Any], Path, P
     page = request.output or Path("reward-audit.html")
     if page.suffix != ".html" or not page.absolute().parent.is_dir():
         raise ConfigError(f"--output {page}: expected a file that ends in .html, in a folder that exists")
+    problems = overwritten({"--output": page, "the figures beside --output,": page.with_suffix(".json")}, (request.model, request.data))
+    for option, value, least in (("--seed", request.seed, 0), ("--token-budget", request.token_budget, 1)):
+        problems += [f"{option} {value}: must be at least {least}"] if value < least else []
+    if problems:
+        raise ConfigError(problems, "reward audit")
     audited = load_audited(request.model)
     pairs = load_pairs(request.data, request.split, request.limit, audited.fitted_to, request.seed)
     options = {"slices": request.slices, "seed": request.seed, "token_budget": request.token_budget}
@@ -107,17 +113,20 @@ def audit_reward(
     scores = np.array(scored.scores)
     kept = np.flatnonzero(~np.isnan(scores[: len(pairs)] + scores[len(pairs) :]))
     judged = Judged.of(audited, given, scores, kept)
-    if np.count_nonzero(judged.label_B != 0.5) < 2 or len(set(judged.cluster)) < 2:
+    decided_prompts = len({at for at, label in zip(judged.cluster, judged.label_B, strict=True) if label != 0.5})
+    if decided_prompts < 2:
         reasons = "; ".join(list(dict.fromkeys(scored.refused.values()))[:2])
-        raise DataError(f"{given.source}: an audit needs at least two decided pairs of two prompts that the model takes. {reasons}")
+        needs = f"an audit needs decided pairs of at least two prompts, got {decided_prompts} with one that the model takes; give more"
+        raise DataError(f"{given.source}: {needs}" + (f". {reasons}" if reasons else ""))
     found: dict[str, Any] = {
         "model": audited.name,
+        "model_sha256": audited.sha256,
         "data": {
             "source": given.source,
             "sha256": given.sha256,
             "pairs": len(judged.pairs),
             "prompts": len(set(judged.cluster)),
-            "decided_prompts": len({at for at, label in zip(judged.cluster, judged.label_B, strict=True) if label != 0.5}),
+            "decided_prompts": decided_prompts,
             "ties": int(np.count_nonzero(judged.label_B == 0.5)),
             "left_out_seen_in_training": given.num_seen,
             "refused": len(pairs) - len(kept),
@@ -137,7 +146,7 @@ def audit_reward(
         "brier_interval": interval_dict(mean_interval(squares, judged.cluster, seed)),
         "calibration": asdict(calibration(judged.gap_B, judged.label_B, judged.cluster, seed)),
         "length": _length(judged, seed),
-        "form": [asdict(one) for one in logistic(FORM, judged.differences(FORM), judged.preferred_B, judged.cluster)],
+        "form": [asdict(one) for one in _form(judged)],
         "invariances": invariances(audited, judged.pairs, judged.scores_2B, token_budget),
         "paraphrases": paraphrases(audited, judged.pairs, judged.scores_2B, judged.cluster, token_budget, seed),
         "probes": probes(audited, judged.pairs, judged.scores_2B, judged.cluster, token_budget, seed),
@@ -169,9 +178,13 @@ def _length(judged: Judged, seed: int) -> dict[str, Any]:
             "explained_interval": interval_dict(explained_interval(judged.gap_B, d_BF, judged.cluster, seed)),
         }
     d_B = judged.differences(("length",))[:, 0]
-    longer = np.where(d_B == 0, np.nan, (np.sign(d_B) == np.sign(judged.gap_B)).astype(float))
+    longer = np.where(d_B == 0, np.nan, np.where(d_B > 0, judged.preferred_B, 1 - judged.preferred_B))
     told["prefers_longer"] = interval_dict(share_interval(longer, judged.cluster))
     return told
+
+
+def _form(judged: Judged) -> list[Coefficient]:
+    return logistic(FORM, judged.differences(FORM), judged.label_B, judged.preferred_B, judged.cluster)
 
 
 def _outside(audited: Audited, judged: Judged) -> dict[str, Any] | None:

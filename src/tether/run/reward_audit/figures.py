@@ -89,12 +89,14 @@ def share_interval(right_B: Array, cluster_B: Sequence[int]) -> Interval:
 
 
 def mean_interval(values_B: Array, cluster_B: Sequence[int], seed: int) -> Interval:
-    """Percentile bootstrap of a mean over pairs that resamples prompts; NaN is left out."""
+    """Percentile bootstrap of a mean over pairs that resamples prompts; NaN is left out. One prompt says nothing of spread: (-inf, inf)."""
     known = ~np.isnan(values_B)
     values, cluster = values_B[known], np.unique(np.asarray(cluster_B)[known], return_inverse=True)[1]
     if not len(values):
         return Interval(math.nan, math.nan, math.nan, 0.95, 0)
     sums, counts = np.bincount(cluster, values), np.bincount(cluster).astype(float)
+    if len(counts) == 1:
+        return Interval(float(values.mean()), -math.inf, math.inf, 0.95, 1)
     drawn = _draws(len(counts), seed)
     low, high = np.quantile((drawn @ sums) / (drawn @ counts), [0.025, 0.975])
     return Interval(float(values.mean()), float(low), float(high), 0.95, len(counts))
@@ -132,23 +134,25 @@ def _bin(k: int, bins: int, confidence: Array, won: Array, cluster: NDArray[np.i
     return Bin(low, high, len(won), float(confidence.mean()), float(won.mean()), interval.low, interval.high)
 
 
-def logistic(names: Sequence[str], d_BF: Array, preferred_B: Array, cluster_B: Sequence[int], l2: float | None = None) -> list[Coefficient]:
-    """Logistic regression of "the model prefers chosen" on the label (the intercept: chosen always won) and on differences of features,
-    per standard deviation of each. A feature that never differs is left out.
+def logistic(names: Sequence[str], d_BF: Array, label_B: Array, preferred_B: Array, cluster_B: Sequence[int]) -> list[Coefficient]:
+    """Logistic regression of "the model prefers chosen" on the label, as 2 label - 1 (1: chosen surely won, 0: a tie), and on differences
+    of features, per standard deviation of each (about 0, where it lies over both ways of calling one answer chosen). A feature that never
+    differs is left out. Which answer of a pair is called chosen changes nothing: with it every column changes its sign.
     """
-    stds = d_BF.std(0)
+    stds = np.sqrt(np.square(d_BF).mean(0))
     live = np.flatnonzero(stds > 1e-12)
-    design = np.column_stack([np.ones(len(d_BF)), d_BF[:, live] / stds[live]])
-    return log_odds(["label", *(names[int(k)] for k in live)], design, preferred_B, cluster_B, l2)
+    design = np.column_stack([2 * label_B - 1, d_BF[:, live] / stds[live]])
+    return log_odds(["label", *(names[int(k)] for k in live)], design, preferred_B, cluster_B)
 
 
-def log_odds(names: Sequence[str], design_BF: Array, won_B: Array, cluster_B: Sequence[int], l2: float | None = None) -> list[Coefficient]:
+def log_odds(names: Sequence[str], design_BF: Array, won_B: Array, cluster_B: Sequence[int]) -> list[Coefficient]:
     """Logistic regression of ``won_B`` (0 to 1) on the columns of ``design_BF`` as they are.
 
     A little L2 (1 / B) keeps separable data finite, and shrinks what it finds: bounds are cautious. So are the errors: the larger one of
-    the inverse curvature's and of that over prompts (``tether.clusters.cluster_covariance``).
+    the inverse curvature's and of that over prompts (``tether.clusters.cluster_covariance``). Pairs of one prompt alone bound nothing: an
+    infinite error.
     """
-    l2 = l2 or 1 / len(design_BF)
+    l2 = 1 / len(design_BF)
     w = linear_bt_fit(torch.from_numpy(design_BF), l2, labels=torch.from_numpy(won_B)).numpy()
     p = 1 / (1 + np.exp(-np.clip(design_BF @ w, -500, 500)))
     curvature = (design_BF.T * (p * (1 - p))) @ design_BF + len(design_BF) * l2 * np.eye(len(w))

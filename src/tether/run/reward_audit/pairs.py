@@ -14,11 +14,11 @@ from tether.collect.recognise import is_database
 from tether.config.settings import JudgementsConfig
 from tether.errors import DataError
 from tether.records import read_judgements, refuse_bad_rows
-from tether.rewards.seen import prompt_hash, was_seen
+from tether.rewards.seen import DEMONSTRATED, stored_hashes, was_seen
 from tether.run.judged_rows import check_limit, judged_rows
 from tether.types import Comparison, Ranking
 
-__all__ = ["SHOWN_FIRST", "VOTES", "AuditPairs", "Ceiling", "Vote", "load_pairs", "prompt_hash"]
+__all__ = ["SHOWN_FIRST", "VOTES", "AuditPairs", "Ceiling", "Vote", "load_pairs"]
 
 SHOWN_FIRST = "chosen_shown_first"
 """Column of rows: the share of the judgements of the pair in which the chosen answer was shown first (left, or above)."""
@@ -74,18 +74,19 @@ def load_pairs(path: str, split: str | None, limit: int | None, fitted_to: Mappi
     if not of_database and _names(found.rows.rows) >= _JUDGEMENT:
         return _of_judgements(path, found.rows.sha256, limit, fitted_to, seed)
     rows_read = [_with_label(row) for row in found.rows.rows]
+    records = read_judgements(rows_read, found.rows.source)
+    _check_sides(rows_read, found.rows.source)
     pairs: list[Comparison] = []
     rows: list[Mapping[str, Any]] = []
     ties = set[tuple[object, ...]]()
-    for record, row in zip(read_judgements(rows_read, found.rows.source), rows_read, strict=True):
+    for record, row in zip(records, rows_read, strict=True):
         for pair in [record] if isinstance(record, Comparison) else _pairs_of(record):
             if pair.label == 0.5 and (pair.prompt, pair.rejected, pair.chosen) in ties:
                 continue
             ties |= {(pair.prompt, pair.chosen, pair.rejected)} if pair.label == 0.5 else set()
             pairs.append(pair)
-            rows.append(row if isinstance(row, Mapping) else {})
-    _check_sides(rows, found.rows.source)
-    seen = frozenset(str(fitted_to.get("prompts") or "").split())
+            rows.append(row)
+    seen = stored_hashes(fitted_to)
     pairs, rows = (pairs[:limit], rows[:limit]) if of_database else (pairs, rows)
     held = [at for at, pair in enumerate(pairs) if not was_seen(pair.prompt, seen)]
     if not held:
@@ -93,6 +94,12 @@ def load_pairs(path: str, split: str | None, limit: int | None, fitted_to: Mappi
             f"{path}: the model was trained on the prompts of all {len(pairs)} pairs, so none is held out; give pairs of other prompts"
         )
     notes = () if seen else ("The model does not say which prompts it was trained on: that these pairs are held out is yours to know.",)
+    demonstrated = stored_hashes(fitted_to, DEMONSTRATED)
+    if known := sum(was_seen(pairs[at].prompt, demonstrated) for at in held):
+        notes += (
+            f"{known} of the {len(held)} pairs have prompts of the demonstrations that the model under it was fine-tuned on: it has "
+            "learned answers to them, so that accuracy on new prompts may be lower.",
+        )
     notes += (f"Of the database, a tie in both orders: {found.note}.",) if found.note else ()
     kept_pairs, kept_rows = tuple(pairs[at] for at in held), tuple(rows[at] for at in held)
     common = (found.rows.source, found.rows.sha256, len(pairs) - len(held), notes)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tether.run.reward_audit.figures import log_odds, share_interval
 from tether.run.reward_audit.judged import Judged, interval_dict
-from tether.run.reward_audit.sides import sides_of
+from tether.run.reward_audit.sides import Sides, sides_of
 
 __all__ = ["against_single_judgements", "position"]
 
@@ -36,15 +36,14 @@ def position(judged: Judged) -> dict[str, Any]:
     sides = sides_of(judged.rows, judged.label_B.tolist(), judged.votes)
     if sides.missing:
         return {"missing": sides.missing}
-    won, first, at = sides.won, sides.first, sides.at
+    won, first = sides.won, sides.first
     x = 2 * first - 1
-    cluster = [judged.cluster[k] for k in at]
+    cluster = [judged.cluster[k] for k in sides.at]
     (lean,) = log_odds(["shown first"], x[:, None], won, cluster)
-    agrees = np.where(won > 0.5, judged.preferred_B[at], 1 - judged.preferred_B[at])
-    shown = np.where(won > 0.5, x, -x)  # of the preferred answer
-    known = won != 0.5
-    design = np.column_stack([np.ones(int(known.sum())), shown[known]])
-    model = log_odds(["agreement", "preferred answer shown first"], design, agrees[known], [cluster[k] for k in np.flatnonzero(known)])[1]
+    known, agrees, of_known = _agreement(judged, sides)
+    shown = np.where(won > 0.5, x, -x)[known]  # of the preferred answer
+    design = np.column_stack([np.ones(len(shown)), shown])
+    model = log_odds(["agreement", "preferred answer shown first"], design, agrees, of_known)[1]
     first_won = won * first + (1 - won) * (1 - first)
     return {
         "source": sides.source,
@@ -56,9 +55,14 @@ def position(judged: Judged) -> dict[str, Any]:
 
 
 def against_single_judgements(judged: Judged) -> dict[str, Any] | None:
-    """How often it agrees with a single decided judgement, which is what the ceiling is about; None without single judgements."""
-    told = [(vote.outcome, at) for at, votes in enumerate(judged.votes) for vote in votes if vote.outcome]
-    if not told:
-        return None
-    agrees = np.array([judged.preferred_B[at] if outcome > 0 else 1 - judged.preferred_B[at] for outcome, at in told])
-    return interval_dict(share_interval(agrees, [judged.cluster[at] for _, at in told]))
+    """How often it agrees with a single decided judgement, which is what the ceiling is about; None where none is told by itself."""
+    _, agrees, cluster = _agreement(judged, sides_of(judged.rows, judged.label_B.tolist(), judged.votes))
+    return interval_dict(share_interval(agrees, cluster)) if len(agrees) else None
+
+
+def _agreement(judged: Judged, sides: Sides) -> tuple[NDArray[np.bool_], Array, list[int]]:
+    """Which judgements are decided, and of these: whether the model prefers the answer that was preferred, and the prompt."""
+    known = sides.won != 0.5
+    at = sides.at[known]
+    agrees = np.where(sides.won[known] > 0.5, judged.preferred_B[at], 1 - judged.preferred_B[at])
+    return known, agrees, [judged.cluster[k] for k in at]

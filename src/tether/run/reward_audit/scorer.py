@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tether.errors import DataError, ModelError
-from tether.models.resolve import resolve_model
 from tether.models.reward import RewardModel
+from tether.records import file_sha256
+from tether.records.texts import Text
 from tether.rewards.features import answer_text
 from tether.rewards.linear import LinearRewardModel, load_linear
-from tether.types import Message
+from tether.run.scorer import load_reward_model, reward_folder
 
 __all__ = ["Audited", "Scored", "TextScorer", "load_audited", "score_all"]
-
-Text = str | tuple[Message, ...]
 
 
 class TextScorer(Protocol):
@@ -28,7 +27,8 @@ class TextScorer(Protocol):
 
 @dataclass(frozen=True)
 class Audited:
-    """A scorer with what is known of it. ``log_odds_per_unit``: of a difference of scores; ``fitted_to``: as a reward model stores it."""
+    """A scorer with what is known of it. ``log_odds_per_unit``: of a difference of scores; ``fitted_to``: as a reward model stores it;
+    ``sha256``: of its weights, or of the file of a linear one."""
 
     name: str
     scorer: TextScorer
@@ -36,6 +36,7 @@ class Audited:
     score_offset: float = 0.0
     fitted_to: Mapping[str, Any] = field(default_factory=dict)
     model: RewardModel | None = None
+    sha256: str = ""
 
     @property
     def num_cut(self) -> int:
@@ -65,18 +66,14 @@ class _LinearScorer:
 def load_audited(path: str) -> Audited:
     """A reward model folder or hub id in the cache (any HF classifier with one label), or the JSON file of a linear one. Of the folder of a
     run its reward model."""
-    folder = Path(path).expanduser()
-    if (folder / "events.jsonl").is_file():
-        if not (folder / "reward_model").is_dir():
-            raise ModelError(f"{path} is the folder of a run, and it has trained no reward model (no {folder / 'reward_model'})")
-        path = str(folder / "reward_model")
+    path = reward_folder(path)
     if path.endswith(".json"):
         linear = load_linear(path)
         if own := [feature.name for feature in linear.features if not feature.of_text]:
             raise ModelError(f"{path} reads {', '.join(own)} from columns of judged rows: it cannot score texts, and so not be audited")
-        return Audited(Path(path).name, _LinearScorer(linear), fitted_to=linear.fitted_to)
-    model = RewardModel.load(resolve_model(path)).requires_grad_(False)
-    return Audited(path, model, model.log_odds_per_unit, model.score_offset, model.fitted_to, model)
+        return Audited(Path(path).name, _LinearScorer(linear), fitted_to=linear.fitted_to, sha256=file_sha256(path))
+    model = load_reward_model(path)
+    return Audited(path, model, model.log_odds_per_unit, model.score_offset, model.fitted_to, model, model.weights_fingerprint())
 
 
 def score_all(audited: Audited, prompts: Sequence[Text], answers: Sequence[Text], token_budget: int) -> Scored:

@@ -21,6 +21,7 @@ from tether.run.reward_audit.pairs import SHOWN_FIRST, VOTES, Vote
 __all__ = ["Sides", "sides_of"]
 
 Array = NDArray[np.float64]
+_UNDECIDED = "no judgement in these data prefers an answer"
 _EXPORT = "export the pairs anew with `tether collect export --ties both_orders`, or audit the database itself"
 
 
@@ -49,7 +50,7 @@ def sides_of(rows: Sequence[Mapping[str, Any]], labels: Sequence[float], votes: 
     """What is known of the sides of pairs: from ``votes``, empty where these are not known, or from ``rows``."""
     if votes:
         told = [(float(vote.outcome > 0), float(vote.chosen_first), at) for at, own in enumerate(votes) for vote in own if vote.outcome]
-        return Sides.of(told, f"single judgements of {len({at for *_, at in told})} pairs")
+        return Sides.of(told, f"single judgements of {len({at for *_, at in told})} pairs") if told else Sides.none(_UNDECIDED)
     column = next((name for name in (VOTES[0], SHOWN_FIRST) if any(row.get(name) is not None for row in rows)), None)
     if column is None:
         return Sides.none("nothing in these data says which of two answers the judges were shown first")
@@ -65,7 +66,7 @@ def sides_of(rows: Sequence[Mapping[str, Any]], labels: Sequence[float], votes: 
             return Sides.none(f"pairs on which as many judges were for each answer are not in this file, and these tell it; {_EXPORT}")
     told = [(won, first, at) for at, cells in known.items() for won, first, count in cells for _ in range(count)]
     if not told:
-        return Sides.none("no judgement in these data prefers an answer")
+        return Sides.none(_UNDECIDED)
     left = len(rows) - len(known)
     return Sides.of(told, f"{len({at for *_, at in told})} pairs, column {column}" + (f"; {left} pairs do not tell" if left else ""))
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tether.errors import ConfigError
 from tether.rewards.features import BUILT_IN, answer_text
-from tether.run.reward_audit.figures import share_interval
+from tether.run.reward_audit.figures import correct, share_interval
 from tether.run.reward_audit.judged import Judged, interval_dict, nll
 from tether.run.reward_audit.pairs import SHOWN_FIRST, VOTES, AuditPairs
 from tether.run.reward_audit.sides import sides_of
@@ -18,6 +18,7 @@ from tether.run.reward_audit.sides import sides_of
 __all__ = ["check_slices", "slices"]
 
 Array = NDArray[np.float64]
+_LONGEST_NAME = 40  # characters of a value that a table shows
 ANNOTATOR, SIDE = "annotator", "side"
 """Slices that are made from single judgements, or, the side, from the column that tells it; a column of that name goes first."""
 
@@ -46,11 +47,13 @@ def slices(judged: Judged, columns: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _by(column: str, judged: Judged) -> dict[str, Any]:
-    if any(row.get(column) is not None for row in judged.rows):
-        return _table(column, [str(row.get(column))[:40] for row in judged.rows], judged)
-    if column == ANNOTATOR and judged.votes:
-        return _by_annotator(judged)
-    return _by_side(judged)
+    told = [row.get(column) for row in judged.rows]
+    if all(value is None for value in told):
+        if column == ANNOTATOR and judged.votes:
+            return _by_annotator(judged)
+        if column == SIDE:
+            return _by_side(judged)
+    return _table(column, ["not told" if value is None else str(value) for value in told], judged)
 
 
 def _by_annotator(judged: Judged) -> dict[str, Any]:
@@ -60,9 +63,8 @@ def _by_annotator(judged: Judged) -> dict[str, Any]:
     for name in dict.fromkeys(name for name, _, _ in told):
         own = [(at, outcome) for who, at, outcome in told if who == name]
         at, sign = np.array([at for at, _ in own]), np.array([float(outcome) for _, outcome in own])
-        gap = judged.gap_B[at] * sign
-        right = np.where(gap == 0, 0.5, (gap > 0).astype(float))
-        rows.append(_row(name[:40], right, nll(gap, np.ones(len(gap))), [judged.cluster[k] for k in at]))
+        gap, ones = judged.gap_B[at] * sign, np.ones(len(at))
+        rows.append(_row(name, correct(gap, ones), nll(gap, ones), [judged.cluster[k] for k in at]))
     return {"title": "annotator: against each one's own decided judgements", "rows": rows}
 
 
@@ -71,8 +73,8 @@ def _by_side(judged: Judged) -> dict[str, Any]:
     sides = sides_of(judged.rows, judged.label_B.tolist(), judged.votes)
     won, at = sides.won > 0.5, sides.at
     gap = judged.gap_B[at] * np.where(won, 1.0, -1.0)
-    right = np.where(gap == 0, 0.5, (gap > 0).astype(float))
-    losses = nll(gap, np.ones(len(gap)))
+    ones = np.ones(len(gap))
+    right, losses = correct(gap, ones), nll(gap, ones)
     shown_first = (sides.first > 0.5) == won
     rows = []
     for value, own in (("preferred answer shown first", shown_first), ("preferred answer shown second", ~shown_first)):
@@ -102,4 +104,6 @@ def _table(title: str, keys: Sequence[str], judged: Judged, order: Sequence[str]
 
 def _row(value: str, right: Array, losses: Array, cluster: Sequence[int]) -> Mapping[str, Any]:
     accuracy = interval_dict(share_interval(right, cluster))
+    if len(value) > _LONGEST_NAME:  # both ends: names of checkpoints differ in the last letters
+        value = f"{value[: _LONGEST_NAME // 2 - 1]}…{value[-_LONGEST_NAME // 2 :]}"
     return {"value": value, "pairs": len(right), "prompts": len(set(cluster)), "accuracy": accuracy, "nll": float(losses.mean())}

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tether.run.reward_audit.figures import mean_interval, share_interval
+from tether.run.reward_audit.judged import interval_dict
 from tether.run.reward_audit.scorer import Audited, score_all
 from tether.run.reward_audit.variations import PARAPHRASES, PROBES, paraphrase, probe_texts
-from tether.stats import Interval
 from tether.types import Comparison
 
 __all__ = ["TOLERANCE", "invariances", "paraphrases", "probes"]
@@ -23,13 +23,14 @@ _MOST = 64  # texts or pairs that are scored once more
 
 
 def invariances(audited: Audited, pairs: Sequence[Comparison], scores_2B: Array, token_budget: int) -> list[dict[str, Any]]:
-    """What must not matter: the order of the two answers, the texts beside a text in a batch, the padding that a long one brings."""
+    """What must not matter, on the first pairs: the order of the two answers, the texts beside a text in a batch, the padding that a long
+    one brings."""
     some = pairs[:_MOST]
     prompts, answers = [p.prompt for p in some] * 2, [*(p.chosen for p in some), *(p.rejected for p in some)]
     before = np.concatenate([scores_2B[: len(some)], scores_2B[len(pairs) : len(pairs) + len(some)]])
     swapped = score_all(audited, prompts, [*(p.rejected for p in some), *(p.chosen for p in some)], token_budget).scores
     alone = [score_all(audited, [prompt], [answer], token_budget).scores[0] for prompt, answer in zip(prompts, answers, strict=True)]
-    longest = max(range(len(answers)), key=lambda i: len(repr(answers[i])))
+    longest = max(range(len(answers)), key=lambda i: len(repr((prompts[i], answers[i]))))
     padded = [
         score_all(audited, [prompt, prompts[longest]], [answer, answers[longest]], 10**9).scores[0]
         for prompt, answer in zip(prompts, answers, strict=True)
@@ -76,8 +77,8 @@ def paraphrases(
                 "mean_absolute": float(np.abs(shift).mean()) if known else None,
                 "largest": float(np.abs(shift).max()) if known else None,
                 "turned": float(turned.mean()) if known else None,
-                "mean_interval": _dict(mean_interval(shift, prompts, seed)) if known else None,
-                "turned_interval": _dict(share_interval(turned.astype(float), prompts)) if known else None,
+                "mean_interval": interval_dict(mean_interval(shift, prompts, seed)) if known else None,
+                "turned_interval": interval_dict(share_interval(turned.astype(float), prompts)) if known else None,
             }
         )
     return told
@@ -101,16 +102,12 @@ def probes(
             {
                 "name": name,
                 "over": probe.over,
-                "wins": _dict(share),
+                "wins": interval_dict(share),
                 "refused": int(np.isnan(scored).sum()),
-                "rise": None if rise is None else _dict(rise),
+                "rise": None if rise is None else interval_dict(rise),
             }
         )
     return told
-
-
-def _dict(interval: Interval) -> dict[str, Any]:
-    return {"estimate": interval.estimate, "low": interval.low, "high": interval.high, "units": interval.num_units}
 
 
 def _beats(one_B: Array, other_B: Array) -> Array:

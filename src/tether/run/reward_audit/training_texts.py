@@ -13,13 +13,13 @@ from tether.config import RunConfig
 from tether.errors import TetherError
 from tether.models.reward import RewardModel
 from tether.records import read_judgements
-from tether.rewards.seen import was_seen
+from tether.records.texts import Text
+from tether.rewards.seen import stored_hashes, was_seen
 from tether.run.sources import comparison_rows
-from tether.types import Comparison, Message, Ranking
+from tether.types import Comparison, Ranking
 
 __all__ = ["LEAST", "AnswerTo", "TrainingTexts", "training_texts"]
 
-Text = str | tuple[Message, ...]
 AnswerTo = tuple[Text, Text]
 """(prompt, answer)."""
 LEAST = 60
@@ -47,7 +47,7 @@ def training_texts(path: str, model: RewardModel, seed: int = 0) -> TrainingText
     was *not* trained on may be new and unlike, so no limit is set by that. A file may have been rewritten, and is refused.
     """
     folder = Path(path).expanduser().absolute()
-    settings, seen = folder.parent / "config.json", frozenset(str(model.fitted_to.get("prompts") or "").split())
+    settings, seen = folder.parent / "config.json", stored_hashes(model.fitted_to)
     if not seen or not settings.is_file():
         return "it does not lie in the folder of a run of ours, which would say what it was trained on"
     try:

@@ -32,9 +32,10 @@ from tether.data.groups import Cut, cut_example
 from tether.data.packing import microbatches
 from tether.models.reward import RewardModel
 from tether.models.trunk import hidden_states
+from tether.records.texts import answer_like
 from tether.run.reward_audit.judged import Judged, interval_dict
 from tether.run.reward_audit.training_texts import AnswerTo, TrainingTexts
-from tether.run.reward_audit.variations import STRANGE, as_answer
+from tether.run.reward_audit.variations import STRANGE
 from tether.stats import Interval
 from tether.text.chat import TokenizedExample
 
@@ -100,7 +101,8 @@ def unlike(audited: RewardModel, judged: Judged, known: TrainingTexts, token_bud
     answers["random tokens"] = _random_answers(audited, len(shown), seed)
     checks = []
     for name, own in answers.items():
-        by_states, by_words = likeness.beyond([(pair.prompt, as_answer(pair, text)) for pair, text in zip(shown, own, strict=True)])
+        strange = [(pair.prompt, answer_like(pair.prompt, text)) for pair, text in zip(shown, own, strict=True)]
+        by_states, by_words = likeness.beyond(strange)
         noticed = [float(found.mean()) for found in (by_states | by_words, by_states, by_words)]
         checks.append({"name": name, "texts": len(shown), "noticed": noticed[0], "by_states": noticed[1], "by_words": noticed[2]})
     return {

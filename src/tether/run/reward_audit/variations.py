@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tether.records.texts import Text, answer_like
 from tether.rewards.features import answer_text
 from tether.types import Comparison, Message
 
-__all__ = ["PARAPHRASES", "PROBES", "STRANGE", "Probe", "as_answer", "paraphrase", "probe_texts", "question_of"]
-
-Text = str | tuple[Message, ...]
+__all__ = ["PARAPHRASES", "PROBES", "STRANGE", "Probe", "paraphrase", "probe_texts", "question_of"]
 
 _CONTRACTIONS = (
     ("do not", "don't"), ("does not", "doesn't"), ("is not", "isn't"), ("are not", "aren't"), ("cannot", "can't"), ("will not", "won't"),
@@ -106,11 +105,6 @@ def question_of(prompt: Text) -> str:
     return next((turn.content for turn in reversed(prompt) if turn.role == "user"), "")
 
 
-def as_answer(like: Comparison, text: str) -> Text:
-    """A text in the form of the comparison's answers."""
-    return text if isinstance(like.prompt, str) else (Message("assistant", text),)
-
-
 def paraphrase(name: str, answer: Text) -> Text:
     """Every assistant turn of an answer rewritten."""
     rewrite = PARAPHRASES[name]
@@ -123,4 +117,4 @@ def probe_texts(name: str, pairs: Sequence[Comparison]) -> list[Text]:
     """One answer of a probe to every pair."""
     make = PROBES[name].make
     made = [make(question_of(pair.prompt), answer_text(pair.chosen), answer_text(pair.rejected)) for pair in pairs]
-    return [as_answer(pair, text) for pair, text in zip(pairs, made, strict=True)]
+    return [answer_like(pair.prompt, text) for pair, text in zip(pairs, made, strict=True)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from tether.clusters import told_over
 from tether.stats import holm
@@ -37,7 +38,7 @@ def _flags(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         else:
             advice = "Length alone is not surely better than a coin here, so this does not speak for length: audit it on more pairs."
         yield "no better than length", f"{_length_sentence(found)} {advice}"
-    if length["explained"] is not None and length["explained_interval"]["low"] > _LENGTH_EXPLAINS:
+    if _known(length["explained"]) and length["explained_interval"]["low"] > _LENGTH_EXPLAINS:
         yield (
             "explained by length",
             f"Log length alone explains {_share(length['explained_interval'])} of the differences of its scores. A policy trained on it "
@@ -148,7 +149,7 @@ def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
     yield from _about_ceiling(found)
     yield _length_sentence(found)
     everything = found["length"]["all_features"]
-    if everything["explained"] is not None:
+    if _known(everything["explained"]):
         yield (
             f"Length alone explains {_share(found['length']['length_only']['explained_interval'])} of the differences of its scores, all "
             f"named features together {_share(everything['explained_interval'])} (R^2); the rest is what it sees beyond them, or noise."
@@ -197,6 +198,11 @@ def _about_ceiling(found: Mapping[str, Any]) -> Iterator[str]:
     if single:
         yield f"It agrees with a single judgement in {_share(single)} of {single['units']} decided ones, which is what a ceiling is about."
     yield f"Agreement of the raters ({ceiling['source']}) allows an accuracy of {told}; {where}{'; ' + share if share else ''}."
+    if not single:
+        yield (
+            "That is its accuracy on the labels of the pairs. Where several people made one, it is easier to agree with than the single "
+            "judgement that a ceiling is about: audit the database, or an export with `votes_chosen` and `votes_rejected`."
+        )
 
 
 def _position_sentence(found: Mapping[str, Any]) -> str:
@@ -231,7 +237,8 @@ def _unlike_sentence(found: Mapping[str, Any]) -> str:
 
 
 def _log_odds(one: Mapping[str, Any]) -> str:
-    return f"log-odds {one['value']:+z.2f} [{one['low']:+z.2f}, {one['high']:+z.2f}]"
+    low, high = (f"{one[end]:+z.2f}" if _known(one[end]) else "–" for end in ("low", "high"))
+    return f"log-odds {one['value']:+z.2f} [{low}, {high}]"
 
 
 def _length_sentence(found: Mapping[str, Any]) -> str:
@@ -260,10 +267,15 @@ def _form_sentence(found: Mapping[str, Any]) -> str:
 
 
 def _share(interval: Mapping[str, Any]) -> str:
-    if interval["estimate"] is None:
+    if not _known(interval["estimate"]):
         return "unknown"
     return f"{_percent(interval['estimate'])} [{_percent(interval['low'])}, {_percent(interval['high'])}]"
 
 
 def _percent(value: float | None) -> str:
-    return "unknown" if value is None else f"{100 * value:z.1f} %"
+    return f"{100 * value:z.1f} %" if _known(value) else "unknown"
+
+
+def _known(value: float | None) -> TypeGuard[float]:
+    """A number; not None or NaN, which stand for what cannot be told, and no end of an interval without one."""
+    return value is not None and math.isfinite(value)

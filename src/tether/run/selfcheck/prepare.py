@@ -31,8 +31,9 @@ from tether.rewards.build import build_rubric
 from tether.rewards.learned import LearnedPart
 from tether.rewards.rubric import Rubric
 from tether.run import pipeline, rl
-from tether.run.context import Context, load_scorer, sampler_for, stage_hashes
+from tether.run.context import Context, load_scorer, sampler_for
 from tether.run.learner import OnlineLearner
+from tether.run.made_from import stage_hashes
 from tether.run.observer import Observer, Quiet
 from tether.run.rows import RolloutRow
 from tether.run.scorer import scorer_loader
