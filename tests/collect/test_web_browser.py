@@ -125,6 +125,24 @@ def test_an_open_page_goes_on_when_the_new_link_is_opened_beside_it(tmp_path, ta
     assert len(list(store.judgements())) == 1
 
 
+def test_two_people_in_one_browser_do_not_judge_for_each_other(tmp_path, tab):
+    store = collection(tmp_path / "a.db", 4)
+    with serving(store, say=_quiet) as office:
+        ann = tab()
+        ann.page.goto(_link(office, "Ann"))
+        ann.page.locator("#compare").wait_for()
+        ben = ann.context.new_page()
+        ben.goto(_link(office, "Ben"))
+        ben.locator("#compare").wait_for()
+        ann.keys("a", "a")
+        ann.page.locator("#state.waiting", has_text="The link of somebody else was opened").wait_for()
+        assert list(store.judgements()) == []
+        ben.goto(_link(office, "Ann"))
+        ann.page.locator("#count", has_text="1 judged").wait_for()
+        assert ann.text("#state") == ""
+    assert [one.annotator for one in store.judgements()] == ["a1"]
+
+
 def test_without_a_connection_and_with_answers_that_get_lost(tmp_path, tab):
     store = collection(tmp_path / "a.db", 4)
     with serving(store, say=_quiet) as office:

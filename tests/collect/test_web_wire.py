@@ -10,10 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from web_tools import MODEL, Desktop, collection, judgement, next_item, post
 
+from tether.collect.exchange.dump import dump, load
 from tether.collect.judgement import Choice, Item, Strength
+from tether.collect.web.app import PAGE_OF
 from tether.collect.web.body import BadBody, read_object
 from tether.collect.web.owner import overview
-from tether.collect.web.visitors import Role
+from tether.collect.web.visitors import Role, Visitor
 
 
 def test_nothing_on_the_wire_tells_where_an_answer_is_from(tmp_path):
@@ -111,6 +113,31 @@ def test_undo_brings_the_item_back_and_asked_twice_takes_back_one(tmp_path):
         assert answer["item"] == items[-1]
         assert answer["progress"]["judged"] == 2
     assert len(list(desk.store.judgements())) == 2
+
+
+def test_a_page_is_not_taken_over_by_the_next_person_in_its_browser(tmp_path):
+    desk = Desktop(collection(tmp_path / "a.db"))
+    browser = desk.annotator("Ann")
+    page = {PAGE_OF: browser.get("/api/session").json()["page"]}
+    word = judgement(next_item(browser))
+    assert browser.get(desk.office.link(Visitor(Role.ANNOTATOR, desk.office.named("Ben").id))).status_code == 200
+    for path, body in (("/api/judgements", word), ("/api/next", {}), ("/api/undo", {"judgement_id": word["judgement_id"]})):
+        answer = post(browser, path, body, headers=page)
+        assert (answer.status_code, "your own newest link" in answer.text) == (403, True)  # 403 waits in the page, 422 would be dropped
+    assert list(desk.store.judgements()) == []
+    assert browser.get("/api/session").json()["page"] != page[PAGE_OF]
+    browser.get(desk.office.link(Visitor(Role.ANNOTATOR, "a1")))
+    assert post(browser, "/api/judgements", word, headers=page).status_code == 200
+    assert [one.annotator for one in desk.store.judgements()] == ["a1"]
+
+
+def test_a_page_is_of_one_collection_and_of_its_copies(tmp_path):
+    """Annotators are called a1, a2, ... in every collection, and two of them may be served on one port, one after the other."""
+    store, other = collection(tmp_path / "a.db"), collection(tmp_path / "b.db")
+    dump(store, tmp_path / "a.jsonl")
+    copy = load(tmp_path / "copy.db", tmp_path / "a.jsonl")
+    mine, others, copied = (Desktop(one).office.page_of("a1") for one in (store, other, copy))
+    assert mine == copied != others
 
 
 def test_nobody_takes_back_what_another_said(tmp_path):

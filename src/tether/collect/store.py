@@ -62,6 +62,11 @@ class Store:
         """Where it is, without a password: for messages."""
         return shown_place(self._engine)
 
+    def created_at(self) -> str:
+        """When the collection was made, ISO 8601, UTC; a copy (``exchange.dump``) keeps it, so that it tells collections apart."""
+        with reading(self._engine) as connection:
+            return connection.scalar(sa.select(schema.meta.c.value).where(schema.meta.c.key == "created_at")) or ""
+
     @property
     def engine(self) -> Engine:
         """For ``engine.reading``: views of the whole that this class has no method for."""

@@ -45,12 +45,12 @@ function show(name) {
 async function insist(path, body) {
   for (let pause = 1000; ; pause = Math.min(2 * pause, 15_000)) {
     try {
-      const answer = await ask(path, body);
+      const answer = await ask(path, body, session?.page);
       if (!outbox?.waiting.length) state("", false);
       return answer;
     } catch (error) {
       if (error instanceof Refused && !LATER.has(error.status)) { state("The server refused: " + error.message, true); throw error; }
-      const signedOut = error instanceof Refused && (error.status === 401 || error.status === 403);
+      const signedOut = error instanceof Refused && error.status === 401;
       const why = error instanceof Refused ? error.message : "The server cannot be reached; it is tried again.";
       state(signedOut ? "You are signed out. Open the newest link in this browser." : why, true);
       await new Promise((resolve) => setTimeout(resolve, pause));
@@ -263,7 +263,7 @@ $("show-keys").addEventListener("click", showKeys);
 $("rested").addEventListener("click", () => { clock.rested(); $("break").hidden = true; });
 
 session = await insist("/api/session");
-outbox = new Outbox(session.annotator, state);
+outbox = new Outbox(session.page, state);
 $("question").textContent = session.question;
 renderMarkdown($("guidelines-text"), session.guidelines || "The owner has written none.");
 if (session.guidelines && session.first) show("guidelines");
