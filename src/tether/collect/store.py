@@ -232,8 +232,8 @@ class Store:
     def set_scores(self, scorer_id: str, scores: Mapping[str, float]) -> None:
         """The scores of answers by one reward model, replacing its earlier ones of the same answers; then the items are put in order anew.
 
-        The scorer becomes the newest, which Strategy.UNCERTAINTY reads. Annotators are served meanwhile. Raises DataError for a number that
-        is not finite and for an answer that is not stored.
+        The scorer becomes the newest, which Strategy.UNCERTAINTY reads. Annotators are served meanwhile. Raises DataError for no scores, a
+        number that is not finite and an answer that is not stored.
         """
         write_scores(self._engine, scorer_id, scores)
         rerank(self._engine, self.settings)
