@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from web_tools import MODEL, Desktop, collection, judgement, next_item, post
 
+from tether.collect import schema
+from tether.collect.engine import sqlalchemy as sa
+from tether.collect.engine import writing
 from tether.collect.exchange.dump import dump, load
 from tether.collect.judgement import Choice, Item, Strength
 from tether.collect.web.app import PAGE_OF
 from tether.collect.web.body import BadBody, read_object
 from tether.collect.web.owner import overview
 from tether.collect.web.visitors import Role, Visitor
+from tether.errors import DataError
 
 
 def test_nothing_on_the_wire_tells_where_an_answer_is_from(tmp_path):
@@ -207,6 +212,20 @@ def test_the_owner_sees_who_did_how_much(tmp_path):
     assert "3.0 s" in page
     assert "<svg" in page
     assert made["link"] not in page
+
+
+def test_a_time_that_is_none_does_not_hide_the_owners_page(tmp_path):
+    """No judgement is recorded with one; a dump that was changed by hand may still bring it."""
+    desk = Desktop(collection(tmp_path / "a.db"))
+    browser = desk.annotator()
+    for _ in range(2):
+        post(browser, "/api/judgements", judgement(next_item(browser)))
+    with pytest.raises(DataError, match="made_at must be a time in ISO 8601"):
+        desk.store.record(replace(next(desk.store.judgements()), judgement_id="new", made_at="yesterday"))
+    with writing(desk.store.engine) as connection:
+        connection.execute(sa.update(schema.judgements).where(schema.judgements.c.number == 0).values(made_at="yesterday"))
+    done = overview(desk.store).charts[0]
+    assert [len(line.marks) for line in done.lines] == [1]
 
 
 @pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", '1, "a": 2', "[" * 10_000])
