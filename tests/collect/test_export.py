@@ -219,6 +219,16 @@ def test_an_unknown_ending_and_an_odd_csv_are_refused(tmp_path, store):
         read_table(tmp_path / "odd.json")
 
 
+def test_a_column_that_comes_twice_and_a_folder_are_refused(tmp_path):
+    (tmp_path / "x.csv").write_text("prompt,chosen,rejected,chosen\np,a,b,c\n")
+    with pytest.raises(DataError, match="the header has 'chosen' more than once"):
+        read_table(tmp_path / "x.csv")
+    for ending in ("csv", "json", "jsonl", "parquet"):
+        (tmp_path / f"folder.{ending}").mkdir()
+        with pytest.raises(DataError, match=rf"folder\.{ending}"):
+            read_table(tmp_path / f"folder.{ending}")
+
+
 def test_judgements_are_found_by_an_index(store):
     with reading(store.engine) as connection:
         query = sa.select(schema.judgements).where(schema.judgements.c.item_id.in_(["i0"]), schema.judgements.c.withdrawn_at.is_(None))
