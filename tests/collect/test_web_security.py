@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -399,6 +400,19 @@ def test_w12_a_field_stays_in_its_line_of_the_log(tmp_path, capsys):
     assert len(lines) == len(desk.logged) + 1
     assert {json.loads(line)["event"] for line in lines} == {"opened", "joined", "x"}
     assert all(line.isprintable() for line in lines)
+
+
+def test_w12_a_line_of_the_log_is_written_in_one_piece(monkeypatch):
+    class Pieces(list):
+        write = list.append
+
+        def flush(self) -> None:
+            """Nothing waits."""
+
+    pieces = Pieces()
+    monkeypatch.setattr(sys, "stderr", pieces)
+    _log("refused", path="/a\nb")
+    assert pieces == ['{"event": "refused", "path": "/a\\nb"}\n']
 
 
 # W13

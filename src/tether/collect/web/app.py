@@ -75,7 +75,7 @@ class Office:
     def named(self, name: str) -> Annotator:
         """The annotator of this name, new where there is none. Raises DataError for a name that is none."""
         wanted = " ".join(name.split())
-        known = {annotator.name: annotator for annotator in self.store.annotators()}
+        known = {" ".join(annotator.name.split()): annotator for annotator in self.store.annotators()}
         return known.get(wanted) or self.store.add_annotator(wanted)
 
 
