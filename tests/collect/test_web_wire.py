@@ -184,6 +184,8 @@ def test_a_typed_name_goes_on_where_it_stopped(tmp_path):
         assert 'id="dock"' in browser.get("/").text
         post(browser, "/api/judgements", judgement(next_item(browser)))
     assert [annotator.name for annotator in desk.store.annotators()] == ["Ann Smith"]
+    kept = desk.store.add_annotator("Bo  Jones")  # as a file or the command line may have written it
+    assert desk.office.named("Bo Jones") == kept
     assert post(browser, "/api/next").json()["progress"]["judged"] == 2
     assert post(desk.enter(Role.GUEST), "/api/join", {"name": " "}).status_code == 422
 
