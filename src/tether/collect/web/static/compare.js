@@ -192,7 +192,12 @@ async function undo() {
 function guidelines() {
   if (view !== "guidelines") { show("guidelines"); return; }
   if (item) show("compare");
-  else load();
+  else look();
+}
+
+// Asked for by hand. One answer is waited for: a second one would clear what has been chosen meanwhile.
+function look() {
+  if (!busy) load();
 }
 
 function mayScroll(part) {
@@ -216,7 +221,7 @@ const showKeys = bindKeys([
   ["K", "skip, with a reason", () => choose("skip"), () => comparing() && choice !== "skip"],
   ["Enter", "save", () => save(), comparing],
   ["Enter", "begin", () => guidelines(), () => view === "guidelines"],
-  ["Enter", "look again", () => load(), () => view === "done"],
+  ["Enter", "look again", () => look(), () => view === "done"],
   ["N", "write a note; Esc leaves it, Ctrl-Enter saves", () => { if (!$("note-field").hidden) $("note").focus(); }, comparing],
   ["U", "undo the last judgement", () => undo()],
   ["M", "mark differences", () => screen.toggle("differences"), comparing],
@@ -258,7 +263,7 @@ $("skip").addEventListener("click", () => choose("skip"));
 $("undo").addEventListener("click", undo);
 $("show-guidelines").addEventListener("click", guidelines);
 $("begin").addEventListener("click", guidelines);
-$("again").addEventListener("click", () => load());
+$("again").addEventListener("click", look);
 $("show-keys").addEventListener("click", showKeys);
 $("rested").addEventListener("click", () => { clock.rested(); $("break").hidden = true; });
 
