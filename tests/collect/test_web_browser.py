@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sqlite3
 
 import pytest
 from web_tools import GUIDELINES, collection
@@ -87,6 +88,41 @@ def test_two_at_once_and_one_in_two_windows(tmp_path, tab):
             assert "That was all" in person.text("#done")
     said = [(one.annotator, one.item_id) for one in store.judgements()]
     assert len(said) == len(set(said)) == 10
+
+
+def test_who_begins_twice_asks_once(tmp_path, tab):
+    with serving(collection(tmp_path / "a.db", 3, guidelines=GUIDELINES), say=_quiet) as office:
+        ann, held = tab(), []
+        ann.page.route("**/api/next", held.append)  # no answer yet
+        ann.page.goto(_link(office))
+        ann.page.locator("#guidelines").wait_for()
+        for _ in range(3):
+            ann.page.keyboard.press("Enter")
+        ann.page.locator("#begin").click()
+        ann.page.wait_for_timeout(300)
+        assert len(held) == 1
+        held[0].continue_()
+        ann.page.locator("#compare").wait_for()
+
+
+def test_damage_is_told_and_the_judgement_waits_in_the_browser(tmp_path, tab):
+    place = tmp_path / "a.db"
+    store = collection(place, 30)
+    with serving(store, say=_quiet) as office:
+        ann = tab()
+        ann.page.goto(_link(office))
+        ann.page.locator("#compare").wait_for()
+        store.engine.dispose()
+        settled = sqlite3.connect(place)
+        settled.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+        settled.close()
+        size = place.stat().st_size
+        place.write_bytes(place.read_bytes()[:4096] + bytes(size - 4096))
+        ann.keys("a", "Enter")
+        ann.page.locator("#state.waiting", has_text="Kept here, not saved yet. The database on the server is damaged").wait_for()
+        assert "Tell the owner" in ann.text("#state")
+        kept = "() => Object.keys(localStorage).filter((key) => key.startsWith('tether-outbox-')).length"
+        assert ann.page.evaluate(kept) == 1
 
 
 def test_a_restart_loses_nothing(tmp_path, tab):
