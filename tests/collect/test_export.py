@@ -73,6 +73,7 @@ def test_ties_and_both_bad_go_by_the_rule():
     assert decided(Rule(both_bad="as_tie"), "both_bad") == "tie"
     assert decided(Rule(both_bad="as_tie"), "both_bad", "both_bad", "first").soft_label == pytest.approx(2 / 3)
     assert decided(Rule(ties="both_orders"), "tie").soft_label == 0.5
+    assert decided(Rule(ties="both_orders", min_agreement=0.9), "tie").agreement == 0  # it has no chosen answer to agree on
     assert decided(Rule(min_agreement=0.6), "first", "tie") == "below min_agreement"
 
 

@@ -210,7 +210,8 @@ class Store:
     def undo(self, annotator: str, judgement_id: str | None = None) -> Judgement | None:
         """Withdraw the annotator's newest live judgement, or the one named, and return it; None when there is none.
 
-        The row is kept, and the item is the annotator's next one. Withdrawing a named judgement twice returns it again.
+        The row is kept, and the item is the annotator's next one if it still wants a judgement. Withdrawing a named judgement twice returns
+        it again.
         """
         with writing(self._engine) as connection:
             _annotator(connection, annotator)
