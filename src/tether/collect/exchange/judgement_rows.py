@@ -151,7 +151,7 @@ def _parse(row: Mapping[str, Any]) -> Iterator[Imported]:
         raise DataError(f"expected a row of `tether collect export --rows judgements`; {', '.join(lacks)} is missing; {field_names(row)}.")
     texts = _texts(row["answers"])
     size = len(texts)
-    models, ids = (_list(row, name, str, size) for name in ("models", "answer_ids"))
+    models, ids = (_strings(row, name, size) for name in ("models", "answer_ids"))
     answers = tuple(GivenAnswer(text, models[at] if models else "", ids[at] if ids else "") for at, text in enumerate(texts))
     choice = _one_of(row, "choice", Choice)
     _check_texts(row, choice, texts)
@@ -256,10 +256,10 @@ def _one_of(row: Mapping[str, Any], name: str, words: Any) -> Any:
     return words(found)
 
 
-def _list(row: Mapping[str, Any], name: str, kind: type, size: int) -> list[Any]:
+def _strings(row: Mapping[str, Any], name: str, size: int) -> list[str]:
     found = row.get(name)
     if found is None:
         return []
-    if not isinstance(found, list) or len(found) != size or not all(isinstance(one, kind) for one in found):
+    if not isinstance(found, list) or len(found) != size or not all(isinstance(one, str) for one in found):
         raise DataError(f"`{name}` must be a list of {size} strings, as many as there are answers.")
     return found
