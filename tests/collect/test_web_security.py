@@ -83,6 +83,18 @@ def test_w2_cookie_is_out_of_reach_of_scripts_and_of_other_sites(desk):
     assert answer.headers["Referrer-Policy"] == "no-referrer"
 
 
+OTHERS = ['note={"a": 1, "b": [2]}', "version=2", "=x", "a b c", 'q="open', "\xe4=\xf6", f"tether_collect_{PORT + 1}=x"]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_w2_cookies_of_other_programs_do_not_hide_ours(desk, other):
+    """The browser sends those of every port of this machine, the oldest first."""
+    ((name, value),) = desk.annotator().cookies.items()
+    header = f"{other}; {name}={value}; {other}".encode("latin-1")
+    assert desk.browser().get("/", headers={"Cookie": header}).status_code == 200
+    assert desk.browser().get("/", headers={"Cookie": f"{other}; x{name}={value}".encode("latin-1")}).status_code == 401
+
+
 def test_w2_tokens_are_compared_in_constant_time_and_are_never_logged(desk, monkeypatch):
     compared = []
     monkeypatch.setattr(access.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)
