@@ -14,6 +14,7 @@ from web_tools import MODEL, Desktop, collection, judgement, next_item, post
 from tether.collect import schema
 from tether.collect.engine import sqlalchemy as sa
 from tether.collect.engine import writing
+from tether.collect.entries import Answer
 from tether.collect.exchange.dump import dump, load
 from tether.collect.judgement import Choice, Item, Strength
 from tether.collect.web.app import PAGE_OF
@@ -103,6 +104,23 @@ def test_a_judgement_finds_its_item_after_a_restart(tmp_path):
     again = Desktop(first.store)
     assert post(again.annotator(), "/api/judgements", sent).status_code == 200
     assert len(list(first.store.judgements())) == 1
+
+
+def test_ids_that_are_none_do_not_have_everything_read_again(tmp_path, monkeypatch):
+    desk = Desktop(collection(tmp_path / "a.db"))
+    browser, read = desk.annotator(), []
+    items = desk.store.items
+    monkeypatch.setattr(desk.store, "items", lambda: read.append(1) or items())
+    item = next_item(browser)
+    for k in range(3):
+        assert post(browser, "/api/judgements", judgement(item) | {"item": f"none {k}"}).status_code == 422
+    assert len(read) == 1
+    assert post(browser, "/api/judgements", judgement(item)).status_code == 200
+    desk.store.add_answers([Answer("late 0", "p0", "late"), Answer("late 1", "p0", "later")])
+    desk.store.add_items([Item("late", "p0", ("late 0", "late 1"))])
+    while (item := next_item(browser)) is not None:  # what is shown is met, also what came later
+        assert post(browser, "/api/judgements", judgement(item)).status_code == 200
+    assert "late" in {one.item_id for one in desk.store.judgements()}
 
 
 def test_undo_brings_the_item_back_and_asked_twice_takes_back_one(tmp_path):

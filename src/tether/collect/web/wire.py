@@ -34,10 +34,11 @@ class _Items(Protocol):
 
 @dataclass
 class Desk:
-    """Between the store and the page. State: the items that were met, by their id on the wire."""
+    """Between the store and the page. State: the items that were met, by their id on the wire, and whether all were read once."""
 
     store: _Items
     _met: dict[str, Item] = field(default_factory=dict)
+    _read: bool = False
 
     def show(self, annotator: str, shown: Shown | None) -> dict[str, Any] | None:
         """The item for the page, None where there is none."""
@@ -73,8 +74,9 @@ class Desk:
         return found
 
     def _item(self, handle: str) -> Item:
-        if handle not in self._met:  # shown by an earlier start of the server
-            self._met = {_item_handle(item): item for item in self.store.items()}
+        if handle not in self._met and not self._read:  # shown by an earlier start of the server, and so there when this one began
+            self._met.update({_item_handle(item): item for item in self.store.items()})
+            self._read = True
         if handle not in self._met:
             raise BadBody(422, "item: there is none of this id")
         return self._met[handle]
