@@ -46,10 +46,13 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A figure of ``tether.collect.stats`` in words. ``advice`` where it lies outside what is good, or why it is not known."""
+    """A figure of ``tether.collect.stats`` in words. ``unit``: empty for "1", and where the value is not known. ``advice`` where it lies
+    outside what is good, or why it is not known.
+    """
 
     name: str
     value: str
+    unit: str
     good: str
     meaning: str
     advice: str
@@ -106,7 +109,8 @@ def _measured(worth: CollectSummary) -> list[Measured]:
     def words(figure: Figure) -> Measured:
         advice = figure.advice if figure.verdict in ("look", "unclear") else ""
         missing = f"Not known yet: {figure.missing}." if figure.value is None else ""
-        return Measured(figure.name.replace("_", " "), figure_value(figure), band_text(figure), figure.meaning, advice or missing)
+        unit = "" if figure.value is None or figure.unit == "1" else figure.unit
+        return Measured(figure.name.replace("_", " "), figure_value(figure), unit, band_text(figure), figure.meaning, advice or missing)
 
     return [words(worth.figure(name)) for name in _FIGURES]
 
