@@ -204,6 +204,8 @@ def test_a_typed_name_goes_on_where_it_stopped(tmp_path):
     assert [annotator.name for annotator in desk.store.annotators()] == ["Ann Smith"]
     kept = desk.store.add_annotator("Bo  Jones")  # as a file or the command line may have written it
     assert desk.office.named("Bo Jones") == kept
+    other = desk.store.add_annotator("Bo Jones")
+    assert (desk.office.named("Bo Jones"), desk.office.named("Bo  Jones")) == (other, kept)
     assert post(browser, "/api/next").json()["progress"]["judged"] == 2
     assert post(desk.enter(Role.GUEST), "/api/join", {"name": " "}).status_code == 422
 
@@ -225,7 +227,7 @@ def test_the_owner_sees_who_did_how_much(tmp_path):
     figures = {figure.name: figure for figure in now.measured}
     assert figures["gold accuracy"].value == "not known"
     assert figures["gold accuracy"].advice == "Not known yet: no test question was judged."
-    assert "[" in figures["left share"].value
+    assert ("[" in figures["left share"].value, figures["left share"].unit, figures["gold accuracy"].unit) == (True, "share", "")
     page = owner.get("/owner").text
     assert "Raw agreement" in page
     assert "Ann" in page

@@ -73,10 +73,13 @@ class Office:
         return handle("page", self._collection, annotator)
 
     def named(self, name: str) -> Annotator:
-        """The annotator of this name, new where there is none. Raises DataError for a name that is none."""
+        """The annotator of this name, new where there is none. Spaces do not tell people apart, but where two names of the database differ
+        in nothing else. Raises DataError for a name that is none.
+        """
         wanted = " ".join(name.split())
-        known = {" ".join(annotator.name.split()): annotator for annotator in self.store.annotators()}
-        return known.get(wanted) or self.store.add_annotator(wanted)
+        known = {annotator.name: annotator for annotator in self.store.annotators()}
+        alike = {" ".join(there.split()): annotator for there, annotator in known.items()}
+        return known.get(name) or alike.get(wanted) or self.store.add_annotator(wanted)
 
 
 def build_app(office: Office, **guard: Any) -> Guard:

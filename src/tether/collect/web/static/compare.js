@@ -197,7 +197,7 @@ function guidelines() {
 
 // Asked for by hand. One answer is waited for: a second one would clear what has been chosen meanwhile.
 function look() {
-  if (!busy) load();
+  if (!busy && outbox) load();
 }
 
 function mayScroll(part) {
