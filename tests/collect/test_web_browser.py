@@ -234,6 +234,31 @@ def test_ranking_by_keys_and_by_drag(tmp_path, tab):
     assert [[answers[a] for a in tier] for tier in two.ranking] == [[text] for text in second]
 
 
+RANKED = [
+    ([("take", 2), ("take", 0), ("take", 1), ("tie", 1), ("move", 0, 0)], [[0], [2], [1], [3]]),  # the first of a tie goes up
+    ([("take", 0), ("take", 1), ("tie",), ("take", 2), ("move", 2, 1)], [[0, 2, 1], [3]]),  # put among tied ones
+    ([("take", 0), ("take", 1), ("tie",), ("take", 2), ("tie", 2), ("move", 1, 3)], [[0, 2], [3], [1]]),  # the middle one goes
+    ([("take", 0), ("take", 1), ("tie",), ("take", 2), ("move", 1, 1), ("move", 0, -1)], [[0, 1], [2], [3]]),  # dropped where it was
+    ([("take", 3), ("take", 0), ("tie",), ("take", 1), ("move", 3, 1)], [[0], [3], [1], [2]]),
+]
+
+
+def test_ties_of_a_ranking_stay_between_those_that_were_tied(tmp_path, tab):
+    with serving(collection(tmp_path / "a.db", 1), say=_quiet) as office:
+        ann = tab()
+        ann.page.goto(_link(office))
+        ann.page.locator("#compare").wait_for()
+        ranked = """async (steps) => {
+          const { Ranking } = await import("/static/rank.js");
+          const ranking = new Ranking(document.createElement("ol"), () => {});
+          ranking.start(4);
+          for (const [name, ...places] of steps) ranking[name](...places);
+          return ranking.complete && ranking.tiers();
+        }"""
+        for steps, tiers in RANKED:
+            assert ann.page.evaluate(ranked, steps) == tiers
+
+
 def test_time_counts_only_while_somebody_looks(tmp_path, tab):
     store = collection(tmp_path / "a.db", 3, break_after_minutes=30, guidelines=GUIDELINES)
     with serving(store, say=_quiet) as office:
