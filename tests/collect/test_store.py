@@ -151,6 +151,7 @@ def test_a_judgement_sent_twice_is_stored_once(tmp_path):
     [
         ({"item_id": "none"}, "which is not stored"),
         ({"annotator": "a9"}, "who is not stored"),
+        ({"made_at": "yesterday"}, "made_at must be a time in ISO 8601"),
         ({"shown": ("a0.0", "a1.0")}, "but the item has the answers"),
         ({"judgement_id": ""}, "judgement_id is empty"),
         ({"seconds": float("nan")}, "seconds must be a finite number"),
