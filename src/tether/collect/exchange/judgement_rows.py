@@ -21,7 +21,7 @@ from tether.collect.engine import sqlalchemy as sa
 from tether.collect.entries import Answer, Text
 from tether.collect.exchange.forms import Form, Format, as_stored, form_of
 from tether.collect.exchange.given import GivenAnswer, Imported, Parser, Word
-from tether.collect.exchange.items import annotator_ids, item_rows, judgements_on, outside, refuse_none, texts_of
+from tether.collect.exchange.items import annotator_ids, item_rows, judgements_on, outside, refuse_none, texts_of, told
 from tether.collect.exchange.rule import Rule
 from tether.collect.exchange.tables import write_table
 from tether.collect.judgement import Choice, Judgement, Strength
@@ -48,8 +48,7 @@ class JudgementsReport:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
-        return f"{self.rows} rows of {self.judgements} judgements" + (f"; left out: {reasons}" if reasons else "")
+        return told(self.rows, f"{self.judgements} judgements", self.left_out)
 
 
 def export_judgements(store: Store, path: str | Path, rule: Rule, format: Format = "auto") -> JudgementsReport:
