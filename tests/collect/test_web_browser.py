@@ -93,7 +93,7 @@ def test_two_at_once_and_one_in_two_windows(tmp_path, tab):
 def test_who_begins_twice_asks_once(tmp_path, tab):
     with serving(collection(tmp_path / "a.db", 3, guidelines=GUIDELINES), say=_quiet) as office:
         ann, held = tab(), []
-        ann.page.route("**/api/next", held.append)  # no answer yet
+        ann.page.route("**/api/next", lambda route: held.append(route))  # no answer yet
         ann.page.goto(_link(office))
         ann.page.locator("#guidelines").wait_for()
         for _ in range(3):
