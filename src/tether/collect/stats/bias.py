@@ -120,7 +120,7 @@ def choice_model(votes: Votes, *, confidence: float = 0.95) -> ChoiceModel | Non
     if not np.isfinite(slope).all():
         return None
     p = 1 / (1 + np.exp(-(x @ slope)))
-    bread = np.linalg.inv((x * (p * (1 - p))[:, None]).T @ x)
+    bread = np.linalg.inv((x * (p * (1 - p))[:, None]).T @ x).astype(np.float64)
     covariance = cluster_covariance(bread, x * (won - p)[:, None], clusters)
     half = NormalDist().inv_cdf((1 + confidence) / 2) * np.sqrt(np.diag(covariance))
     length, left = (Interval(float(b), float(b - h), float(b + h), confidence, num_prompts) for b, h in zip(slope, half, strict=True))
