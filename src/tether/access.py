@@ -12,7 +12,6 @@ import hmac
 import secrets
 import socket
 from collections.abc import Collection
-from http.cookies import CookieError, SimpleCookie
 
 from tether.errors import RunError
 
@@ -57,12 +56,11 @@ def host_is_known(header: str, port: int, names: Collection[str] = LOOPBACK) -> 
 
 
 def cookie(header: str, name: str) -> str | None:
-    """The value of a cookie in the header, None where it is missing or the header is none."""
-    try:
-        found = SimpleCookie(header).get(name)
-    except CookieError:
-        return None
-    return None if found is None else found.value
+    """The value of a cookie in the header, None where it is missing. Cookies know no ports: those of other programs on this machine stand
+    beside ours, and whatever they look like (``http.cookies`` stops at the first odd one) does not hide it.
+    """
+    pairs = (part.strip().partition("=") for part in header.split(";"))
+    return next((value for found, _, value in pairs if found == name), None)
 
 
 def cookie_header(name: str, value: str) -> str:

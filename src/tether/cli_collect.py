@@ -63,6 +63,8 @@ def import_(
     })  # fmt: skip
     if gold:
         _refuse_idle("--gold", {"--annotator": (annotator, False), "--unjudged": (unjudged, False)})
+    if unjudged:
+        _refuse_idle("--unjudged", {"--annotator": (annotator, False)})
     with Store.open(database) as store:
         if format == "prompts":
             added = import_prompts(store, file)
@@ -92,9 +94,11 @@ def export(
     ties: Annotated[Literal["leave_out", "both_orders"], Parameter(help="No row, or two rows with soft label 0.5.")] = "leave_out",
     both_bad: Annotated[Literal["leave_out", "as_tie"], Parameter(help="Pairs that more than half call both bad.")] = "leave_out",
     margin: Annotated[Literal["none", "strength"], Parameter(help="Margin 0, or the mean strength.")] = "none",
-    slight: Annotated[float, Parameter(help="Margin of slightly better.")] = 1.0,
-    much: Annotated[float, Parameter(help="Margin of much better.")] = 2.0,
-    min_agreement: Annotated[float, Parameter(help="Leave out pairs with a smaller share of votes for the chosen answer.")] = 0.0,
+    slight: Annotated[float, Parameter(help="With --margin strength: margin of slightly better.")] = 1.0,
+    much: Annotated[float, Parameter(help="With --margin strength: margin of much better.")] = 2.0,
+    min_agreement: Annotated[
+        float, Parameter(help="Leave out pairs with a smaller share of votes for the chosen answer; a tie has none.")
+    ] = 0.0,
     gold: Annotated[bool, _FLAG, Parameter(help="Test questions too.")] = False,
     without: Annotated[tuple[str, ...], Parameter(help="Name or id of an annotator who does not count; repeat it.", negative=())] = (),
     form: Annotated[Literal["auto", "plain", "conversational"], Parameter(help="Strings or messages; auto: as stored.")] = "auto",
@@ -113,6 +117,8 @@ def export(
     of_pairs = ("ties", "both_bad", "margin", "slight", "much", "min_agreement")
     shapes = {f"--{name.replace('_', '-')}": (getattr(rule, name) != getattr(usual, name), rows == "pairs") for name in of_pairs}
     _refuse_idle(f"--rows {rows}", shapes)
+    if margin == "none":
+        _refuse_idle("--margin none", {name: (shapes[name][0], False) for name in ("--slight", "--much")})
     with Store.open(database) as store:
         print(export_file(store, file, rule, form) if rows == "pairs" else export_judgements(store, file, rule, form))
 

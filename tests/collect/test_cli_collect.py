@@ -98,6 +98,21 @@ def test_test_questions_are_imported_with_their_known_choice(tether, tmp_path):
     assert "--gold has no effect with --format ratings" in tether("collect import a.db gold.jsonl --gold --format ratings")[2]
 
 
+def test_options_without_an_effect_are_refused(tether, tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"prompt": "p", "chosen": "a", "rejected": "b"}\n')
+    tether("collect init a.db")
+    for line, said in (
+        ("import a.db x.jsonl --unjudged --annotator Ann", "--annotator has no effect with --unjudged"),
+        ("export a.db y.jsonl --much 3", "--much has no effect with --margin none"),
+        ("export a.db y.jsonl --slight 0.5 --much 3 --margin none", "--slight, --much has no effect with --margin none"),
+        ("export a.db y.jsonl --rows judgements --much 3", "--much has no effect with --rows judgements"),
+    ):
+        status, _, err = tether(f"collect {line}")
+        assert (status, said in err) == (2, True), err
+    assert tether("collect import a.db x.jsonl --annotator Ann")[0] == 0
+    assert tether("collect export a.db y.jsonl --split all --margin strength --much 3")[0] == 0
+
+
 def test_errors_are_one_sentence_with_status_1(tether, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"prompt": "p"}\n')
     tether("collect init a.db")

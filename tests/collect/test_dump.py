@@ -114,6 +114,7 @@ def test_every_table_and_its_counts_are_in_the_dump(tmp_path):
         (lambda lines: lines[1:], "no dump"),
         (lambda lines: [], "no dump"),
         (lambda lines: [lines[0].replace('"version": 1', '"version": 2'), *lines[1:]], "upgrade Tether"),
+        (lambda lines: [lines[0].replace('"settings"', '"setting"'), *lines[1:]], "its first row has no settings"),
         (lambda lines: [*lines[:3], lines[3].replace("prompt_id", "prompt_ix"), *lines[4:]], "row 4: expected the fields"),
         (lambda lines: [*lines[:3], lines[3], lines[3], *lines[4:]], "do not fit the table prompts"),
         (lambda lines: [*lines[:3], "{", *lines[4:]], "row 4: not JSON"),

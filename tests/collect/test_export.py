@@ -73,6 +73,7 @@ def test_ties_and_both_bad_go_by_the_rule():
     assert decided(Rule(both_bad="as_tie"), "both_bad") == "tie"
     assert decided(Rule(both_bad="as_tie"), "both_bad", "both_bad", "first").soft_label == pytest.approx(2 / 3)
     assert decided(Rule(ties="both_orders"), "tie").soft_label == 0.5
+    assert decided(Rule(ties="both_orders", min_agreement=0.9), "tie").agreement == 0  # it has no chosen answer to agree on
     assert decided(Rule(min_agreement=0.6), "first", "tie") == "below min_agreement"
 
 
@@ -217,6 +218,16 @@ def test_an_unknown_ending_and_an_odd_csv_are_refused(tmp_path, store):
     (tmp_path / "odd.json").write_text(json.dumps({"a": 1}))
     with pytest.raises(DataError, match="expected a list"):
         read_table(tmp_path / "odd.json")
+
+
+def test_a_column_that_comes_twice_and_a_folder_are_refused(tmp_path):
+    (tmp_path / "x.csv").write_text("prompt,chosen,rejected,chosen\np,a,b,c\n")
+    with pytest.raises(DataError, match="the header has 'chosen' more than once"):
+        read_table(tmp_path / "x.csv")
+    for ending in ("csv", "json", "jsonl", "parquet"):
+        (tmp_path / f"folder.{ending}").mkdir()
+        with pytest.raises(DataError, match=rf"folder\.{ending}"):
+            read_table(tmp_path / f"folder.{ending}")
 
 
 def test_judgements_are_found_by_an_index(store):

@@ -234,6 +234,15 @@ def test_rated_lists_and_ratings_that_are_absent(store):
         import_rows(store, [{"prompt": "C?", "generations": ["x", "y"], "ratings": [1, None]}], ratings(), "uf")
 
 
+@pytest.mark.parametrize("name", ["generations", "ratings", "generation_models"])
+def test_rated_lists_are_lists(store, name):
+    """A string would be as many answers as it has letters."""
+    row = {"prompt": "Why?", "generations": ["x", "y"], "ratings": [1, 2], "generation_models": ["m", "n"]}
+    for odd, kind in (("ab", "a string"), (2, "a number")):
+        with pytest.raises(DataError, match=f"row 1: `{name}` must be a list, got {kind}"):
+            import_rows(store, [row | {name: odd}], ratings(), "uf")
+
+
 FIELDS = {"instruction": "Why?", "response_1": "A", "response_2": "B", "response_3": "C"}
 
 
@@ -289,6 +298,10 @@ UNLIKE = [ranking("response_1", "response_2"), ranking("response_3", "response_2
         ({"fields": FIELDS, "responses": {"rank": [ranking("response_2", "response_9")]}}, "names 'response_9'"),
         ({"fields": FIELDS, "responses": {name: [ranking("response_1", "response_2")] for name in "xy"}}, "several questions"),
         ({"fields": FIELDS, "responses": {"rank": UNLIKE}}, "expected each of"),
+        ({"fields": FIELDS, "responses": {"rank": "response_1"}}, "`responses.rank` must be a list of objects, got a string"),
+        ({"fields": FIELDS, "responses": ["response_1"]}, "`responses` must be a list of objects, and a string is in it"),
+        ({"fields": FIELDS, "responses": [{"values": 1}]}, "`values` must be an object, got a number"),
+        ({"fields": FIELDS, "responses": [{"values": {"rank": "response_1"}}]}, "`rank` must be an object, got a string"),
     ],
 )
 def test_argilla_records_that_cannot_be_read(store, row, message):
@@ -300,6 +313,10 @@ def task(selected: str = "left", **annotation) -> dict:
     result = [{"type": "pairwise", "from_name": "pw", "to_name": "text1,text2", "value": {"selected": selected}}]
     data = {"prompt": "Why?", "text1": "A", "text2": "B"}
     return {"id": 1, "data": data, "annotations": [{"completed_by": 7, "result": result} | annotation]}
+
+
+def control(name: str) -> list[dict]:
+    return [{"type": "pairwise", "from_name": name, "to_name": "text1,text2", "value": {"selected": "left"}}]
 
 
 def test_label_studio_pairs(store):
@@ -327,6 +344,12 @@ def test_label_studio_pairs(store):
         ({"prompt": "Why?", "pw": "left"}, "JSON-MIN"),
         (task("both"), "selects left or right"),
         ({"data": {"prompt": "Why?", "text1": "A"}, "annotations": []}, "which fields are the two answers"),
+        (task() | {"annotations": {}}, "which fields are the two answers"),
+        (task() | {"annotations": "left"}, "`annotations` must be a list of objects, got a string"),
+        (task(result=["left"]), "`result` must be a list of objects, and a string is in it"),
+        (task(result=[{"type": "pairwise", "to_name": "text1,text2", "value": "left"}]), "`value` must be an object, got a string"),
+        (task(result=[*control("kind"), *control("true")]), "several Pairwise controls: kind, true; keep the results of one of them"),
+        (task(created_at="yesterday"), "row 1: the time of the judgement must be a time in ISO 8601"),
     ],
 )
 def test_label_studio_tasks_that_cannot_be_read(store, row, message):

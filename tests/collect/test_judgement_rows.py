@@ -172,6 +172,14 @@ def test_rows_without_ids_go_by_their_contents(tmp_path):
         assert (row["num_judgements"], row["annotators"], row["soft_label"]) == (2, ["a1", "a2"], 0.5)
 
 
+def test_a_name_and_a_time_are_stored_in_one_form(tmp_path):
+    row = GOOD | {"annotator": " Ann ", "made_at": "2026-01-01T02:00:00+02:00"}
+    with Store.create(tmp_path / "x.db", Settings()) as store:
+        store.add_annotator("Ann")
+        assert [import_rows(store, [row], judgements(), "x").judgements for _ in range(2)] == [Added(1, 0), Added(0, 1)]
+        assert [(one.annotator, one.made_at) for one in store.judgements()] == [("a1", "2026-01-01T00:00:00.000+00:00")]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -191,6 +199,11 @@ def test_rows_without_ids_go_by_their_contents(tmp_path):
         ({"answer_ids": ["x"]}, "`answer_ids` must be a list of 2 strings"),
         ({"gold": "skip"}, "`gold` must be first, second"),
         ({"comment": 3}, "`comment` must be a string"),
+        ({"made_at": "yesterday"}, "row 1: the time of the judgement must be a time in ISO 8601, such as .* got 'yesterday'"),
+        ({"made_at": "0001-01-01T00:00:00+23:00"}, "must be a time in ISO 8601"),
+        ({"annotator": "  "}, "row 1: the name of the annotator is empty"),
+        ({"models": ["m", "\x00"]}, "row 1: the name of a model holds the character U"),
+        ({"answer_ids": ["a", "\ud800"]}, "row 1: the id of an answer holds half of a surrogate pair"),
     ],
 )
 def test_rows_that_cannot_be_read(tmp_path, change, message):

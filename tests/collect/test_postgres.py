@@ -16,6 +16,7 @@ import pytest
 from kill_tools import survives
 from small_collection import gives_different_items, judge_all, said, small_store
 
+from tether.collect import engine
 from tether.collect.engine import reading
 from tether.collect.engine import sqlalchemy as sa
 from tether.collect.exchange.dump import dump, load
@@ -153,6 +154,19 @@ def test_a_killed_writer_loses_nothing_it_acknowledged(url):
 
 def test_items_given_out_at_one_moment_are_different(url):
     gives_different_items(url)
+
+
+def test_another_process_that_writes_for_long(url, monkeypatch):
+    import psycopg
+
+    with small_store(url) as store, psycopg.connect(url, autocommit=True) as other:
+        other.execute("SELECT pg_advisory_lock(%s)", [engine._WRITE_LOCK])
+        monkeypatch.setattr(engine, "BUSY_TIMEOUT_S", 0.2)
+        with pytest.raises(StoreError, match=r"another process has been writing for 0.2 s; end it, or try again"):
+            store.add_annotator("Bo")
+        assert len(store.annotators()) == 1  # who reads waits for nobody
+        other.execute("SELECT pg_advisory_unlock_all()")
+        store.add_annotator("Bo")
 
 
 def test_a_full_disk_says_so(url):

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from small_collection import judge_all, said, small_store
 
+from tether.collect import scoring
 from tether.collect.engine import sqlalchemy as sa
 from tether.collect.entries import Answer, Provenance
 from tether.collect.judgement import Choice, Item, Judgement, Strength
@@ -150,6 +151,7 @@ def test_a_judgement_sent_twice_is_stored_once(tmp_path):
     [
         ({"item_id": "none"}, "which is not stored"),
         ({"annotator": "a9"}, "who is not stored"),
+        ({"made_at": "yesterday"}, "made_at must be a time in ISO 8601"),
         ({"shown": ("a0.0", "a1.0")}, "but the item has the answers"),
         ({"judgement_id": ""}, "judgement_id is empty"),
         ({"seconds": float("nan")}, "seconds must be a finite number"),
@@ -227,6 +229,8 @@ def test_scores_must_be_numbers_of_stored_answers(tmp_path):
             store.set_scores("m", {"a0.0": float("inf")})
         with pytest.raises(DataError, match="no such answers: zz"):
             store.set_scores("m", {"zz": 1.0})
+        with pytest.raises(DataError, match="no scores to store"):
+            store.set_scores("m", {})
         assert store.scorers() == []
         store.set_scores("m", {"a0.0": 1.0})
         store.set_scores("n", {"a0.0": 2.0})
@@ -235,6 +239,23 @@ def test_scores_must_be_numbers_of_stored_answers(tmp_path):
         assert store.scores("m") == {"a0.0": 3.0, "a0.1": -1.0}
         with pytest.raises(DataError, match="known: n, m"):
             store.scores("x")
+
+
+def test_scoring_that_was_killed_keeps_no_item_out(tmp_path, monkeypatch):
+    """The scorer is there, its scores are not: items go on as unscored ones."""
+    with small_store(tmp_path / "x.db", strategy="uncertainty") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(scoring, "chunks", _killed)
+            with pytest.raises(KeyboardInterrupt):
+                store.set_scores("m", {"a0.0": 1.0, "a0.1": 2.0})
+        assert store.scorers() == ["m"]
+        store.add_answers([Answer("new", "p0", "another answer")])
+        assert store.add_items([Item("i0b", "p0", ("a0.0", "new"))]).new == 1
+        assert len(judge_all(store)) == 7
+
+
+def _killed(values):
+    raise KeyboardInterrupt
 
 
 def test_ranked_items_of_three(tmp_path):

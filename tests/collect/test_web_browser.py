@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sqlite3
 
 import pytest
 from web_tools import GUIDELINES, collection
@@ -89,6 +90,41 @@ def test_two_at_once_and_one_in_two_windows(tmp_path, tab):
     assert len(said) == len(set(said)) == 10
 
 
+def test_who_begins_twice_asks_once(tmp_path, tab):
+    with serving(collection(tmp_path / "a.db", 3, guidelines=GUIDELINES), say=_quiet) as office:
+        ann, held = tab(), []
+        ann.page.route("**/api/next", lambda route: held.append(route))  # no answer yet
+        ann.page.goto(_link(office))
+        ann.page.locator("#guidelines").wait_for()
+        for _ in range(3):
+            ann.page.keyboard.press("Enter")
+        ann.page.locator("#begin").click()
+        ann.page.wait_for_timeout(300)
+        assert len(held) == 1
+        held[0].continue_()
+        ann.page.locator("#compare").wait_for()
+
+
+def test_damage_is_told_and_the_judgement_waits_in_the_browser(tmp_path, tab):
+    place = tmp_path / "a.db"
+    store = collection(place, 30)
+    with serving(store, say=_quiet) as office:
+        ann = tab()
+        ann.page.goto(_link(office))
+        ann.page.locator("#compare").wait_for()
+        store.engine.dispose()
+        settled = sqlite3.connect(place)
+        settled.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
+        settled.close()
+        size = place.stat().st_size
+        place.write_bytes(place.read_bytes()[:4096] + bytes(size - 4096))
+        ann.keys("a", "Enter")
+        ann.page.locator("#state.waiting", has_text="Kept here, not saved yet. The database on the server is damaged").wait_for()
+        assert "Tell the owner" in ann.text("#state")
+        kept = "() => Object.keys(localStorage).filter((key) => key.startsWith('tether-outbox-')).length"
+        assert ann.page.evaluate(kept) == 1
+
+
 def test_a_restart_loses_nothing(tmp_path, tab):
     store, port = collection(tmp_path / "a.db", 6), _free_port()
     ann = tab()
@@ -123,6 +159,24 @@ def test_an_open_page_goes_on_when_the_new_link_is_opened_beside_it(tmp_path, ta
         ann.page.locator("#count", has_text="1 judged").wait_for()
         assert ann.text("#state") == ""
     assert len(list(store.judgements())) == 1
+
+
+def test_two_people_in_one_browser_do_not_judge_for_each_other(tmp_path, tab):
+    store = collection(tmp_path / "a.db", 4)
+    with serving(store, say=_quiet) as office:
+        ann = tab()
+        ann.page.goto(_link(office, "Ann"))
+        ann.page.locator("#compare").wait_for()
+        ben = ann.context.new_page()
+        ben.goto(_link(office, "Ben"))
+        ben.locator("#compare").wait_for()
+        ann.keys("a", "a")
+        ann.page.locator("#state.waiting", has_text="The link of somebody else was opened").wait_for()
+        assert list(store.judgements()) == []
+        ben.goto(_link(office, "Ann"))
+        ann.page.locator("#count", has_text="1 judged").wait_for()
+        assert ann.text("#state") == ""
+    assert [one.annotator for one in store.judgements()] == ["a1"]
 
 
 def test_without_a_connection_and_with_answers_that_get_lost(tmp_path, tab):
@@ -178,6 +232,31 @@ def test_ranking_by_keys_and_by_drag(tmp_path, tab):
     answers = {answer.answer_id: answer.text for answer in store.answers()}
     assert [[answers[a] for a in tier] for tier in one.ranking] == [first[:2], [first[2]], [first[3]]]
     assert [[answers[a] for a in tier] for tier in two.ranking] == [[text] for text in second]
+
+
+RANKED = [
+    ([("take", 2), ("take", 0), ("take", 1), ("tie", 1), ("move", 0, 0)], [[0], [2], [1], [3]]),  # the first of a tie goes up
+    ([("take", 0), ("take", 1), ("tie",), ("take", 2), ("move", 2, 1)], [[0, 2, 1], [3]]),  # put among tied ones
+    ([("take", 0), ("take", 1), ("tie",), ("take", 2), ("tie", 2), ("move", 1, 3)], [[0, 2], [3], [1]]),  # the middle one goes
+    ([("take", 0), ("take", 1), ("tie",), ("take", 2), ("move", 1, 1), ("move", 0, -1)], [[0, 1], [2], [3]]),  # dropped where it was
+    ([("take", 3), ("take", 0), ("tie",), ("take", 1), ("move", 3, 1)], [[0], [3], [1], [2]]),
+]
+
+
+def test_ties_of_a_ranking_stay_between_those_that_were_tied(tmp_path, tab):
+    with serving(collection(tmp_path / "a.db", 1), say=_quiet) as office:
+        ann = tab()
+        ann.page.goto(_link(office))
+        ann.page.locator("#compare").wait_for()
+        ranked = """async (steps) => {
+          const { Ranking } = await import("/static/rank.js");
+          const ranking = new Ranking(document.createElement("ol"), () => {});
+          ranking.start(4);
+          for (const [name, ...places] of steps) ranking[name](...places);
+          return ranking.complete && ranking.tiers();
+        }"""
+        for steps, tiers in RANKED:
+            assert ann.page.evaluate(ranked, steps) == tiers
 
 
 def test_time_counts_only_while_somebody_looks(tmp_path, tab):

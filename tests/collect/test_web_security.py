@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,18 @@ def test_w2_cookie_is_out_of_reach_of_scripts_and_of_other_sites(desk):
     assert name.partition("=")[2] not in answer.text
     assert link.rpartition("/")[2] not in answer.text  # the page that follows has another address
     assert answer.headers["Referrer-Policy"] == "no-referrer"
+
+
+OTHERS = ['note={"a": 1, "b": [2]}', "version=2", "=x", "a b c", 'q="open', "\xe4=\xf6", f"tether_collect_{PORT + 1}=x"]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_w2_cookies_of_other_programs_do_not_hide_ours(desk, other):
+    """The browser sends those of every port of this machine, the oldest first."""
+    ((name, value),) = desk.annotator().cookies.items()
+    header = f"{other}; {name}={value}; {other}".encode("latin-1")
+    assert desk.browser().get("/", headers={"Cookie": header}).status_code == 200
+    assert desk.browser().get("/", headers={"Cookie": f"{other}; x{name}={value}".encode("latin-1")}).status_code == 401
 
 
 def test_w2_tokens_are_compared_in_constant_time_and_are_never_logged(desk, monkeypatch):
@@ -399,6 +412,19 @@ def test_w12_a_field_stays_in_its_line_of_the_log(tmp_path, capsys):
     assert len(lines) == len(desk.logged) + 1
     assert {json.loads(line)["event"] for line in lines} == {"opened", "joined", "x"}
     assert all(line.isprintable() for line in lines)
+
+
+def test_w12_a_line_of_the_log_is_written_in_one_piece(monkeypatch):
+    class Pieces(list):
+        write = list.append
+
+        def flush(self) -> None:
+            """Nothing waits."""
+
+    pieces = Pieces()
+    monkeypatch.setattr(sys, "stderr", pieces)
+    _log("refused", path="/a\nb")
+    assert pieces == ['{"event": "refused", "path": "/a\\nb"}\n']
 
 
 # W13

@@ -50,7 +50,7 @@ def test_w1_another_address_is_warned_of_and_needs_the_token(tmp_path, monkeypat
     said = []
     monkeypatch.setattr(server.uvicorn.Server, "run", lambda self, sockets: [listener.close() for listener in sockets])
     collection(tmp_path / "b.db").close()
-    serve(str(tmp_path / "b.db"), host="127.0.0.2", annotators=["Ann"], names=True, say=said.append)
+    serve(str(tmp_path / "b.db"), host="127.0.0.2", annotators=["Ann", " Ann "], names=True, say=said.append)
     assert said[0].startswith("WARNING: whoever can reach 127.0.0.2")
     assert [line.count("http://127.0.0.2:") for line in said] == [0, 1, 1, 1, 0]
     said.clear()

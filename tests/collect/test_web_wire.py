@@ -10,10 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from web_tools import MODEL, Desktop, collection, judgement, next_item, post
 
+from tether.collect import schema
+from tether.collect.engine import sqlalchemy as sa
+from tether.collect.engine import writing
+from tether.collect.entries import Answer
+from tether.collect.exchange.dump import dump, load
 from tether.collect.judgement import Choice, Item, Strength
+from tether.collect.web.app import PAGE_OF
 from tether.collect.web.body import BadBody, read_object
 from tether.collect.web.owner import overview
-from tether.collect.web.visitors import Role
+from tether.collect.web.visitors import Role, Visitor
 
 
 def test_nothing_on_the_wire_tells_where_an_answer_is_from(tmp_path):
@@ -98,6 +104,23 @@ def test_a_judgement_finds_its_item_after_a_restart(tmp_path):
     assert len(list(first.store.judgements())) == 1
 
 
+def test_ids_that_are_none_do_not_have_everything_read_again(tmp_path, monkeypatch):
+    desk = Desktop(collection(tmp_path / "a.db"))
+    browser, read = desk.annotator(), []
+    items = desk.store.items
+    monkeypatch.setattr(desk.store, "items", lambda: read.append(1) or items())
+    item = next_item(browser)
+    for k in range(3):
+        assert post(browser, "/api/judgements", judgement(item) | {"item": f"none {k}"}).status_code == 422
+    assert len(read) == 1
+    assert post(browser, "/api/judgements", judgement(item)).status_code == 200
+    desk.store.add_answers([Answer("late 0", "p0", "late"), Answer("late 1", "p0", "later")])
+    desk.store.add_items([Item("late", "p0", ("late 0", "late 1"))])
+    while (item := next_item(browser)) is not None:  # what is shown is met, also what came later
+        assert post(browser, "/api/judgements", judgement(item)).status_code == 200
+    assert "late" in {one.item_id for one in desk.store.judgements()}
+
+
 def test_undo_brings_the_item_back_and_asked_twice_takes_back_one(tmp_path):
     desk = Desktop(collection(tmp_path / "a.db", 4))
     browser = desk.annotator()
@@ -111,6 +134,31 @@ def test_undo_brings_the_item_back_and_asked_twice_takes_back_one(tmp_path):
         assert answer["item"] == items[-1]
         assert answer["progress"]["judged"] == 2
     assert len(list(desk.store.judgements())) == 2
+
+
+def test_a_page_is_not_taken_over_by_the_next_person_in_its_browser(tmp_path):
+    desk = Desktop(collection(tmp_path / "a.db"))
+    browser = desk.annotator("Ann")
+    page = {PAGE_OF: browser.get("/api/session").json()["page"]}
+    word = judgement(next_item(browser))
+    assert browser.get(desk.office.link(Visitor(Role.ANNOTATOR, desk.office.named("Ben").id))).status_code == 200
+    for path, body in (("/api/judgements", word), ("/api/next", {}), ("/api/undo", {"judgement_id": word["judgement_id"]})):
+        answer = post(browser, path, body, headers=page)
+        assert (answer.status_code, "your own newest link" in answer.text) == (403, True)  # 403 waits in the page, 422 would be dropped
+    assert list(desk.store.judgements()) == []
+    assert browser.get("/api/session").json()["page"] != page[PAGE_OF]
+    browser.get(desk.office.link(Visitor(Role.ANNOTATOR, "a1")))
+    assert post(browser, "/api/judgements", word, headers=page).status_code == 200
+    assert [one.annotator for one in desk.store.judgements()] == ["a1"]
+
+
+def test_a_page_is_of_one_collection_and_of_its_copies(tmp_path):
+    """Annotators are called a1, a2, ... in every collection, and two of them may be served on one port, one after the other."""
+    store, other = collection(tmp_path / "a.db"), collection(tmp_path / "b.db")
+    dump(store, tmp_path / "a.jsonl")
+    copy = load(tmp_path / "copy.db", tmp_path / "a.jsonl")
+    mine, others, copied = (Desktop(one).office.page_of("a1") for one in (store, other, copy))
+    assert mine == copied != others
 
 
 def test_nobody_takes_back_what_another_said(tmp_path):
@@ -152,6 +200,10 @@ def test_a_typed_name_goes_on_where_it_stopped(tmp_path):
         assert 'id="dock"' in browser.get("/").text
         post(browser, "/api/judgements", judgement(next_item(browser)))
     assert [annotator.name for annotator in desk.store.annotators()] == ["Ann Smith"]
+    kept = desk.store.add_annotator("Bo  Jones")  # as a file or the command line may have written it
+    assert desk.office.named("Bo Jones") == kept
+    other = desk.store.add_annotator("Bo Jones")
+    assert (desk.office.named("Bo Jones"), desk.office.named("Bo  Jones")) == (other, kept)
     assert post(browser, "/api/next").json()["progress"]["judged"] == 2
     assert post(desk.enter(Role.GUEST), "/api/join", {"name": " "}).status_code == 422
 
@@ -173,13 +225,25 @@ def test_the_owner_sees_who_did_how_much(tmp_path):
     figures = {figure.name: figure for figure in now.measured}
     assert figures["gold accuracy"].value == "not known"
     assert figures["gold accuracy"].advice == "Not known yet: no test question was judged."
-    assert "[" in figures["left share"].value
+    assert ("[" in figures["left share"].value, figures["left share"].unit, figures["gold accuracy"].unit) == (True, "share", "")
     page = owner.get("/owner").text
     assert "Raw agreement" in page
     assert "Ann" in page
     assert "3.0 s" in page
     assert "<svg" in page
     assert made["link"] not in page
+
+
+def test_a_time_that_is_none_does_not_hide_the_owners_page(tmp_path):
+    """No judgement is recorded with one; a dump that was changed by hand may still bring it."""
+    desk = Desktop(collection(tmp_path / "a.db"))
+    browser = desk.annotator()
+    for _ in range(2):
+        post(browser, "/api/judgements", judgement(next_item(browser)))
+    with writing(desk.store.engine) as connection:
+        connection.execute(sa.update(schema.judgements).where(schema.judgements.c.number == 0).values(made_at="yesterday"))
+    done = overview(desk.store).charts[0]
+    assert [len(line.marks) for line in done.lines] == [1]
 
 
 @pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", '1, "a": 2', "[" * 10_000])

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from tether.collect.engine import Unreadable
@@ -18,7 +19,7 @@ from tether.types import Message, Role
 
 __all__ = [
     "answer_of", "answer_row", "check_plain", "content_of", "gold_of", "judgement_of", "judgement_row", "prompt_of", "prompt_row", "stored",
-    "stored_content",     "text_from_json", "text_to_json", "to_json",
+    "stored_content", "text_from_json", "text_to_json", "to_json", "utc_time",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -41,6 +42,15 @@ def check_plain(text: Any, what: str) -> None:
     if "\x00" in text:
         raise DataError(f"{what} holds the character U+0000, which PostgreSQL does not store; remove it")
     check_unicode(text, what)
+
+
+def utc_time(text: str, what: str) -> str:
+    """A time in ISO 8601 as it is stored: one with another offset is turned into UTC. Raises DataError for what is no time."""
+    try:
+        found = datetime.fromisoformat(text)
+        return found.astimezone(UTC).isoformat(timespec="milliseconds") if found.utcoffset() else text
+    except (ValueError, OverflowError) as error:
+        raise DataError(f"{what} must be a time in ISO 8601, such as 2026-01-31T12:00:00Z, got {text!r:.40}") from error
 
 
 def text_to_json(text: Text, what: str) -> str:
@@ -116,6 +126,7 @@ def judgement_row(judgement: Judgement) -> dict[str, Any]:
     what = f"judgement {judgement.judgement_id!r}"
     for name in ("judgement_id", "reason", "comment", "made_at"):
         check_plain(getattr(judgement, name), f"{what}: {name}")
+    utc_time(judgement.made_at, f"{what}: made_at")
     if judgement.seconds is not None and not 0 <= judgement.seconds < math.inf:
         raise DataError(f"{what}: seconds must be a finite number from 0, got {judgement.seconds}")
     return {

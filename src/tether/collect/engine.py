@@ -139,6 +139,8 @@ def writing(engine: Engine) -> Iterator[Connection]:
     """One transaction, alone among writers. When the block ends it is on the disk; an error leaves nothing of it."""
     with _own_words(engine), engine.connect().execution_options(tether_writes=True) as connection, connection.begin():
         if engine.dialect.name == "postgresql":
+            milliseconds = str(int(1000 * BUSY_TIMEOUT_S))  # of every lock of this transaction
+            connection.execute(sqlalchemy.select(sqlalchemy.func.set_config("lock_timeout", milliseconds, True)))
             connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(_WRITE_LOCK)))
         yield connection
 
@@ -159,9 +161,13 @@ def _in_own_words(error: sqlalchemy.exc.DBAPIError, place: str) -> StoreError:
     first_line = (str(cause).splitlines() or ["no reason given"])[0]
     if isinstance(cause, sqlite3.Error):
         return _sqlite_error(cause, place)
-    if str(getattr(cause, "sqlstate", "")).startswith("53100"):
+    if (code := getattr(cause, "sqlstate", "")) == "53100":  # disk_full
         return StoreFull(f"{place}: {_FULL}")
-    return StoreError(f"{place}: the database refused ({first_line})")
+    return _busy(place) if code == "55P03" else StoreError(f"{place}: the database refused ({first_line})")  # lock_not_available
+
+
+def _busy(place: str) -> StoreError:
+    return StoreError(f"{place}: another process has been writing for {BUSY_TIMEOUT_S} s; end it, or try again")
 
 
 _FULL = "no space is left; this was not stored, everything before it is. Make room and send it again"
@@ -173,7 +179,7 @@ def _sqlite_error(error: sqlite3.Error, place: str) -> StoreError:
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE):
         return StoreFull(f"{place}: {_FULL}")
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreError(f"{place}: another process has been writing for {BUSY_TIMEOUT_S} s; end it, or try again")
+        return _busy(place)
     if kind in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
         return StoreError(f"{place}: {_CLOSED} ({error}). {_OPEN_IT}")
     broken = kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or code == sqlite3.SQLITE_IOERR_SHORT_READ

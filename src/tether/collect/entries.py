@@ -13,6 +13,7 @@ from tether.records.texts import Text
 
 __all__ = ["Annotator", "Answer", "ItemState", "Progress", "Provenance", "Shown", "StoredPrompt", "Text", "plain_text"]
 
+
 def plain_text(text: Text) -> str:
     """An answer as one text to show: a single turn is its content, several are headed by their roles.
 

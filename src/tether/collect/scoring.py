@@ -23,6 +23,8 @@ __all__ = ["read_scores", "rerank", "scorer_ids", "write_scores"]
 def write_scores(engine: Engine, scorer_id: str, scores: Mapping[str, float]) -> None:
     """See ``Store.set_scores``. Many short transactions: annotators write in between."""
     check_plain(scorer_id, "the id of a scorer")
+    if not scores:
+        raise DataError(f"scorer {scorer_id!r}: there are no scores to store")
     if odd := [f"{answer!r}: {value!r}" for answer, value in scores.items() if not _finite(value)]:
         raise DataError(f"scorer {scorer_id!r}: scores must be finite numbers, got {', '.join(odd[:5])} ({len(odd)} in all)")
     with reading(engine) as connection:
@@ -48,11 +50,15 @@ def _make_newest(connection: Connection, scorer_id: str) -> None:
 
 def read_scores(connection: Connection, scorer_id: str) -> dict[str, float]:
     """See ``Store.scores``."""
-    table = schema.scores
-    found = {row.answer_id: row.value for row in connection.execute(sa.select(table).where(table.c.scorer_id == scorer_id))}
-    if not found:
+    if not (found := _scores_of(connection, scorer_id)):
         raise DataError(f"there are no scores by {scorer_id!r}; known: {', '.join(scorer_ids(connection)) or 'none'}")
     return found
+
+
+def _scores_of(connection: Connection, scorer_id: str) -> dict[str, float]:
+    """answer -> score; empty also where ``write_scores`` was killed before the first ones were in."""
+    table = schema.scores
+    return {row.answer_id: row.value for row in connection.execute(sa.select(table).where(table.c.scorer_id == scorer_id))}
 
 
 def scorer_ids(connection: Connection) -> list[str]:
@@ -82,7 +88,7 @@ def _placed(connection: Connection, settings: Settings) -> list[Placed]:
     answers: dict[str, tuple[str, tuple[str, ...]]] = {}
     for row in connection.execute(query.order_by(items.c.item_id, places.c.position)):
         answers[row.item_id] = (row.prompt_id, (*answers.get(row.item_id, ("", ()))[1], row.answer_id))
-    scorers = {} if settings.strategy is Strategy.RANDOM else {name: read_scores(connection, name) for name in scorer_ids(connection)}
+    scorers = {} if settings.strategy is Strategy.RANDOM else {name: _scores_of(connection, name) for name in scorer_ids(connection)}
     return place_items([Item(item, prompt, found) for item, (prompt, found) in answers.items()], scorers, settings)
 
 

@@ -62,6 +62,11 @@ class Store:
         """Where it is, without a password: for messages."""
         return shown_place(self._engine)
 
+    def created_at(self) -> str:
+        """When the collection was made, ISO 8601, UTC; a copy (``exchange.dump``) keeps it, so that it tells collections apart."""
+        with reading(self._engine) as connection:
+            return connection.scalar(sa.select(schema.meta.c.value).where(schema.meta.c.key == "created_at")) or ""
+
     @property
     def engine(self) -> Engine:
         """For ``engine.reading``: views of the whole that this class has no method for."""
@@ -205,7 +210,8 @@ class Store:
     def undo(self, annotator: str, judgement_id: str | None = None) -> Judgement | None:
         """Withdraw the annotator's newest live judgement, or the one named, and return it; None when there is none.
 
-        The row is kept, and the item is the annotator's next one. Withdrawing a named judgement twice returns it again.
+        The row is kept, and the item is the annotator's next one if it still wants a judgement. Withdrawing a named judgement twice returns
+        it again.
         """
         with writing(self._engine) as connection:
             _annotator(connection, annotator)
@@ -227,8 +233,8 @@ class Store:
     def set_scores(self, scorer_id: str, scores: Mapping[str, float]) -> None:
         """The scores of answers by one reward model, replacing its earlier ones of the same answers; then the items are put in order anew.
 
-        The scorer becomes the newest, which Strategy.UNCERTAINTY reads. Annotators are served meanwhile. Raises DataError for a number that
-        is not finite and for an answer that is not stored.
+        The scorer becomes the newest, which Strategy.UNCERTAINTY reads. Annotators are served meanwhile. Raises DataError for no scores, a
+        number that is not finite and an answer that is not stored.
         """
         write_scores(self._engine, scorer_id, scores)
         rerank(self._engine, self.settings)

@@ -134,6 +134,44 @@ def test_the_bound_is_a_third_of_the_others_or_what_nobody_can_read():
     assert everybody.hasty[0].bound == pytest.approx(2.0)
 
 
+def _alike_in_tens(per_prompt: int):
+    """Forty pairs and forty test questions; ten at a time are judged alike. Ann judges all pairs twice, Ben once, Cy skips half."""
+    items = [Item(f"i{n}", f"p{n // per_prompt}", (f"a{n}", f"b{n}")) for n in range(40)]
+    known = [Item(f"g{n}", f"q{n // per_prompt}", (f"c{n}", f"d{n}"), Choice.FIRST) for n in range(40)]
+    made = []
+    for n in range(40):
+        word = (Choice.FIRST, Choice.SECOND)[n // 10 % 2]
+        skipped = (Choice.TIE, Choice.SKIP)[n // 10 % 2]
+        made += [
+            Judgement(f"first {n}", f"i{n}", "Ann", Choice.FIRST, items[n].answers, made_at="1"),
+            Judgement(f"again {n}", f"i{n}", "Ann", word, items[n].answers, made_at="2"),
+            Judgement(f"other {n}", f"i{n}", "Ben", word, items[n].answers),
+            Judgement(f"skip {n}", f"i{n}", "Cy", skipped, items[n].answers, reason="no" if skipped is Choice.SKIP else ""),
+            Judgement(f"known {n}", f"g{n}", "Ann", word, known[n].answers),
+        ]
+    return summarise(made, [*items, *known], {})
+
+
+def test_judgements_of_one_prompt_count_for_less():
+    """Of forty prompts they are forty, and their interval is Wilson's; of four prompts, alike within each, they are worth about four."""
+    apart, together = _alike_in_tens(1), _alike_in_tens(10)
+    shares = []
+    for found in (apart, together):
+        (ann,) = [row for row in found.annotators if row.name == "Ann"]
+        (pair,) = [one for one in found.pairs if {one.first, one.second} == {"Ann", "Ben"}]
+        gold, again = (found.figure(name) for name in ("gold_accuracy", "repeat_agreement"))
+        shares.append([(one.low, one.high) for one in (gold, again, ann.gold_accuracy, ann.repeat_agreement, pair.raw)])
+        assert (gold.value, gold.num_units, ann.gold_accuracy.num_units) == (0.5, 40, 40)
+        shares[-1].append((ann.agreement_with_rest.low, ann.agreement_with_rest.high))
+    expected = wilson(20, 40)
+    assert shares[0][:5] == [(expected.low, expected.high)] * 5
+    assert all(high - low > 2 * (expected.high - expected.low) for low, high in shares[1][:5])
+    assert shares[1][5][1] - shares[1][5][0] > shares[0][5][1] - shares[0][5][0]
+    one, other = (found.figure("skip_share") for found in (apart, together))
+    assert one.value == other.value == 20 / 160
+    assert other.high - other.low > one.high - one.low
+
+
 def test_two_people_are_not_held_against_each_other():
     found = _timed([60.0, 14.0], length=100, people=2)  # is one hasty, or the other slow? nobody can say
     assert not found.hasty

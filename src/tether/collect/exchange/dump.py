@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,9 @@ def _settings(first: tuple[int, Any], path: str | Path) -> Settings:
     for name, known in (("version", DUMP_VERSION), ("schema_version", schema.SCHEMA_VERSION)):
         if not isinstance(head.get(name), int) or not 1 <= head[name] <= known:
             raise DataError(f"{path}: its {name} is {head.get(name)!r}, and this Tether reads 1 to {known}; upgrade Tether")
-    return Settings.from_mapping(head.get("settings") or {})
+    if not isinstance(head.get("settings"), Mapping):
+        raise DataError(f"{path}: its first row has no settings; dump the database again")
+    return Settings.from_mapping(head["settings"])
 
 
 def _fill(connection: Connection, lines: Iterator[tuple[int, Any]], path: str | Path) -> None:

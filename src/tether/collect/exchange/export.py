@@ -13,7 +13,7 @@ from tether.collect.adding import answers_of_items, chunks
 from tether.collect.codec import gold_of
 from tether.collect.engine import Connection, reading
 from tether.collect.exchange.forms import Format, form_of
-from tether.collect.exchange.items import annotator_ids, item_rows, judgements_on, outside, refuse_none, texts_of
+from tether.collect.exchange.items import annotator_ids, item_rows, judgements_on, outside, refuse_none, texts_of, told
 from tether.collect.exchange.rule import Decision, Rule, decide, pair_votes
 from tether.collect.exchange.tables import write_table
 from tether.collect.judgement import Item, Judgement
@@ -46,8 +46,7 @@ class ExportReport:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
-        return f"{self.rows} rows of {self.pairs} pairs" + (f"; left out: {reasons}" if reasons else "")
+        return told(self.rows, f"{self.pairs} pairs", self.left_out)
 
 
 def comparisons(store: Store, rule: Rule, report: ExportReport | None = None) -> Iterator[Exported]:

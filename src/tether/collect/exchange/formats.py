@@ -162,9 +162,9 @@ def _rated(row: Mapping[str, Any]) -> tuple[list[GivenAnswer], list[float | None
         texts = [_first(one, "response", "text", "content") for one in found]
         models, scores = [one.get("model") for one in found], [_score(one) for one in found]
     elif has(row, "generations"):
-        texts = list(row["generations"])
-        scores = [_number(value) for value in row.get("ratings") or [None] * len(texts)]
-        models = list(row.get("generation_models") or [""] * len(texts))
+        texts = _list(row, "generations")
+        scores = [_number(value) for value in _list(row, "ratings") or [None] * len(texts)]
+        models = _list(row, "generation_models") or [""] * len(texts)
         if not len(texts) == len(scores) == len(models):
             raise DataError(f"{len(texts)} generations, {len(scores)} ratings and {len(models)} models: expected as many of each.")
     else:
@@ -172,6 +172,14 @@ def _rated(row: Mapping[str, Any]) -> tuple[list[GivenAnswer], list[float | None
     if len(texts) < 2 or not all(isinstance(text, str) for text in texts):
         raise DataError(f"expected two or more answers that are strings, got {len(texts)}.")
     return [GivenAnswer(text, str(model or "")) for text, model in zip(texts, models, strict=True)], scores
+
+
+def _list(row: Mapping[str, Any], name: str) -> list[Any]:
+    """A field that is a list; empty where there is none."""
+    found = [] if row.get(name) is None else row[name]
+    if not isinstance(found, list):
+        raise DataError(f"`{name}` must be a list, got {kind_of(found)}.")
+    return found
 
 
 def _first(row: Mapping[str, Any], *names: str) -> Any:

@@ -6,7 +6,7 @@ Ids are empty where the file gives none: then the contents decide (``identity``)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tether.collect.entries import Text
@@ -52,7 +52,6 @@ class Imported:
     prompt: Text
     answers: tuple[GivenAnswer, ...]
     words: tuple[Word, ...] = ()
-    columns: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     prompt_id: str = ""
     item_id: str = ""

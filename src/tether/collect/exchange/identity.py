@@ -114,7 +114,7 @@ def _place_prompts(connection: Connection, rows: Sequence[Imported]) -> tuple[li
     new: dict[str, Prompt] = {}
     for name, row in zip(placed, rows, strict=True):
         if name not in known:
-            new.setdefault(name, Prompt(name, row.prompt, row.columns))
+            new.setdefault(name, Prompt(name, row.prompt))
     return placed, list(new.values())
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tether.collect.adding import Added
-from tether.collect.codec import content_of
+from tether.collect.codec import check_plain, content_of, utc_time
 from tether.collect.engine import reading
-from tether.collect.exchange.given import Imported, Parser, as_gold
+from tether.collect.exchange.given import Imported, Parser, Word, as_gold
 from tether.collect.exchange.identity import Placing, place_prompts, place_rows
 from tether.collect.exchange.judged import Said, say
 from tether.collect.exchange.summaries import one_vote_each, refuse_summaries
@@ -24,7 +24,7 @@ from tether.collect.exchange.tables import read_table
 from tether.collect.store import Store
 from tether.errors import DataError
 from tether.records import read_prompts, refuse_bad_rows
-from tether.records.fields import as_mapping
+from tether.records.fields import as_mapping, check_unicode
 from tether.records.texts import one_form
 
 __all__ = ["ImportReport", "import_file", "import_prompts", "import_rows"]
@@ -129,7 +129,7 @@ def _parse(rows: Sequence[Mapping[str, Any] | DataError], parse: Parser, source:
     problems: dict[int, str] = {}
     for number, row in enumerate(rows, start=1):
         try:
-            parsed += parse(as_mapping(row))
+            parsed += map(_sound, parse(as_mapping(row)))
         except DataError as error:
             problems[number] = str(error)
     refuse_bad_rows(problems, source, len(rows))
@@ -138,3 +138,20 @@ def _parse(rows: Sequence[Mapping[str, Any] | DataError], parse: Parser, source:
     return parsed
 
 
+def _sound(row: Imported) -> Imported:
+    """What the database would refuse when half of the file is in, refused with its row: texts and names that cannot be stored, times that
+    are none. Raises DataError."""
+    for text in (row.prompt, *(answer.text for answer in row.answers)):
+        for part in (text,) if isinstance(text, str) else (turn.content for turn in text):
+            check_unicode(part, "a text")
+    for answer in row.answers:
+        check_plain(answer.model, "the name of a model")
+        check_plain(answer.answer_id, "the id of an answer")
+    return replace(row, words=tuple(map(_sound_word, row.words)))
+
+
+def _sound_word(word: Word) -> Word:
+    check_plain(word.annotator, "the name of the annotator")
+    if not (name := word.annotator.strip()):
+        raise DataError("the name of the annotator is empty.")
+    return replace(word, annotator=name, made_at=word.made_at and utc_time(word.made_at, "the time of the judgement"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -17,7 +18,7 @@ from tether.collect.judgement import Judgement
 from tether.collect.store import Store
 from tether.errors import ConfigError, DataError
 
-__all__ = ["annotator_ids", "item_rows", "judgements_on", "outside", "refuse_none", "texts_of"]
+__all__ = ["annotator_ids", "item_rows", "judgements_on", "outside", "refuse_none", "texts_of", "told"]
 
 
 def annotator_ids(store: Store, wanted: Sequence[str]) -> tuple[str, ...]:
@@ -52,6 +53,12 @@ def judgements_on(connection: Connection, item_ids: Sequence[str]) -> dict[str, 
     query = sa.select(table).where(table.c.item_id.in_(item_ids)).order_by(table.c.item_id, table.c.number)
     found = map(judgement_of, connection.execute(query))
     return {item_id: list(group) for item_id, group in groupby(found, lambda one: one.item_id)}
+
+
+def told(num_rows: int, what: str, left_out: Counter[str]) -> str:
+    """The counts of an export in words. Example: 3, "5 pairs", {"tie": 2} -> "3 rows of 5 pairs; left out: 2 tie"."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(left_out.items()))
+    return f"{num_rows} rows of {what}" + (f"; left out: {reasons}" if reasons else "")
 
 
 def refuse_none(rows: Iterator[dict[str, Any]], place: str, report: object) -> Iterator[dict[str, Any]]:

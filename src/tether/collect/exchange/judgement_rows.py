@@ -21,7 +21,7 @@ from tether.collect.engine import sqlalchemy as sa
 from tether.collect.entries import Answer, Text
 from tether.collect.exchange.forms import Form, Format, as_stored, form_of
 from tether.collect.exchange.given import GivenAnswer, Imported, Parser, Word
-from tether.collect.exchange.items import annotator_ids, item_rows, judgements_on, outside, refuse_none, texts_of
+from tether.collect.exchange.items import annotator_ids, item_rows, judgements_on, outside, refuse_none, texts_of, told
 from tether.collect.exchange.rule import Rule
 from tether.collect.exchange.tables import write_table
 from tether.collect.judgement import Choice, Judgement, Strength
@@ -48,8 +48,7 @@ class JudgementsReport:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
-        return f"{self.rows} rows of {self.judgements} judgements" + (f"; left out: {reasons}" if reasons else "")
+        return told(self.rows, f"{self.judgements} judgements", self.left_out)
 
 
 def export_judgements(store: Store, path: str | Path, rule: Rule, format: Format = "auto") -> JudgementsReport:
@@ -151,7 +150,7 @@ def _parse(row: Mapping[str, Any]) -> Iterator[Imported]:
         raise DataError(f"expected a row of `tether collect export --rows judgements`; {', '.join(lacks)} is missing; {field_names(row)}.")
     texts = _texts(row["answers"])
     size = len(texts)
-    models, ids = (_list(row, name, str, size) for name in ("models", "answer_ids"))
+    models, ids = (_strings(row, name, size) for name in ("models", "answer_ids"))
     answers = tuple(GivenAnswer(text, models[at] if models else "", ids[at] if ids else "") for at, text in enumerate(texts))
     choice = _one_of(row, "choice", Choice)
     _check_texts(row, choice, texts)
@@ -256,10 +255,10 @@ def _one_of(row: Mapping[str, Any], name: str, words: Any) -> Any:
     return words(found)
 
 
-def _list(row: Mapping[str, Any], name: str, kind: type, size: int) -> list[Any]:
+def _strings(row: Mapping[str, Any], name: str, size: int) -> list[str]:
     found = row.get(name)
     if found is None:
         return []
-    if not isinstance(found, list) or len(found) != size or not all(isinstance(one, kind) for one in found):
+    if not isinstance(found, list) or len(found) != size or not all(isinstance(one, str) for one in found):
         raise DataError(f"`{name}` must be a list of {size} strings, as many as there are answers.")
     return found

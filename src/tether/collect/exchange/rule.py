@@ -39,7 +39,8 @@ class Rule:
     ``split``: items of which prompts ("train", "held_out", "all"). ``ties``: "leave_out", or "both_orders": two rows, one each way, with
     soft label 0.5. ``both_bad``: a vote that both are bad counts as a tie ("as_tie"), or more than half such votes leave the pair out.
     ``margin``: "none" (0), or "strength" with the values ``slight`` and ``much``; a preference without a strength counts as slight.
-    ``min_agreement``: pairs with less are left out. ``gold``: test questions too. ``without``: annotators (ids) whose word does not count.
+    ``min_agreement``: pairs with less are left out, but no ties, which have no chosen answer and go by ``ties``. ``gold``: test questions
+    too. ``without``: annotators (ids) whose word does not count.
     """
 
     split: Literal["train", "held_out", "all"] = "train"

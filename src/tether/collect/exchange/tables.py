@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, islice
@@ -61,7 +62,10 @@ def read_table(path: str | Path) -> list[Row | DataError]:
     readers = {".jsonl": read_lines, ".json": _read_json, ".parquet": _read_parquet, ".csv": _read_csv}
     if path.suffix not in readers:
         raise DataError(f"{path}: the ending {path.suffix or '(none)'} is not read; expected {', '.join(ENDINGS)}")
-    return list(readers[path.suffix](path))
+    try:
+        return list(readers[path.suffix](path))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def _csv_lines(rows: Iterable[Row]) -> Iterator[bytes]:
@@ -93,6 +97,8 @@ def _read_csv(path: Path) -> Iterator[Row | DataError]:
         with open(path, encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, strict=True)
             header = next(lines, [])
+            if twice := [name for name, count in Counter(header).items() if name and count > 1]:
+                raise DataError(f"{path}: the header has {', '.join(map(repr, twice))} more than once; give each column a name of its own")
             ours = any(mark <= set(header) for mark in _MARKS)
             for cells in lines:
                 if len(cells) != len(header):

@@ -80,12 +80,12 @@ def _responses(
     found = row.get("responses") or {}
     flat: list[tuple[str, str, str | None, Any]] = []
     if isinstance(found, Mapping):  # 2.x: question -> its responses
-        for asked, given in found.items():
-            flat += [(asked, _user(one), one.get("status"), one.get("value")) for one in given or [] if isinstance(one, Mapping)]
+        for asked in found:
+            flat += [(asked, _user(one), one.get("status"), one.get("value")) for one in _objects(found, asked, of="responses.")]
     else:  # 1.x: one response per user with the values of all questions
-        for one in found:
-            values = one.get("values") or {}
-            flat += [(asked, _user(one), one.get("status"), (value or {}).get("value")) for asked, value in values.items()]
+        for one in _objects(row, "responses"):
+            values = _object(one, "values")
+            flat += [(asked, _user(one), one.get("status"), _object(values, asked).get("value")) for asked in values]
     fitting = {asked for asked, _, _, value in flat if (asked == question if question else _names_fields(value, names))}
     if len(fitting) > 1:
         raise DataError(f"several questions name fields: {', '.join(sorted(fitting))}; say which one counts.")
@@ -96,6 +96,24 @@ def _responses(
             yield user, status, value
         else:
             notes.append(f"response to the question {asked!r}, not kept")
+
+
+def _objects(row: Mapping[str, Any], name: str, of: str = "") -> list[Mapping[str, Any]]:
+    """A field that is a list of objects; empty where there is none. ``of``: what stands before its name in a message."""
+    found = row.get(name) or []
+    if not isinstance(found, list):
+        raise DataError(f"`{of}{name}` must be a list of objects, got {kind_of(found)}.")
+    if odd := [one for one in found if not isinstance(one, Mapping)]:
+        raise DataError(f"`{of}{name}` must be a list of objects, and {kind_of(odd[0])} is in it.")
+    return found
+
+
+def _object(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A field that is an object; empty where there is none."""
+    found = row.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise DataError(f"`{name}` must be an object, got {kind_of(found)}.")
+    return found
 
 
 def _user(response: Mapping[str, Any]) -> str:
@@ -155,7 +173,8 @@ def label_studio(prompt: str = "", answers: Sequence[str] = ()) -> Parser:
         if not isinstance(data, Mapping):
             raise DataError("`data` must be an object, as in Label Studio's export named JSON (JSON-MIN and CSV leave out who judged).")
         asked = _prompt_name(data, prompt)
-        annotations = [one for one in row.get("annotations") or [] if isinstance(one, Mapping)]
+        annotations = _objects(row, "annotations")
+        _refuse_several_controls(annotations)
         sides = tuple(answers) or _sides(annotations, data)
         texts = [data.get(side) for side in sides]
         if not all(isinstance(text, str) for text in texts):
@@ -171,13 +190,15 @@ def label_studio(prompt: str = "", answers: Sequence[str] = ()) -> Parser:
     return parse
 
 
-def _results(annotation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [one for one in annotation.get("result") or [] if isinstance(one, Mapping)]
+def _refuse_several_controls(annotations: Sequence[Mapping[str, Any]]) -> None:
+    results = [result for one in annotations for result in _objects(one, "result") if result.get("type") == "pairwise"]
+    if len(controls := sorted({str(result.get("from_name")) for result in results})) > 1:
+        raise DataError(f"several Pairwise controls: {', '.join(controls)}; keep the results of one of them in the file.")
 
 
 def _sides(annotations: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> tuple[str, str]:
     for annotation in annotations:
-        for result in _results(annotation):
+        for result in _objects(annotation, "result"):
             names = str(result.get("to_name", "")).replace(" ", "").split(",")
             if result.get("type") == "pairwise" and len(names) == 2 and all(name in data for name in names):
                 return names[0], names[1]
@@ -194,9 +215,9 @@ def _word(annotation: Mapping[str, Any], notes: list[str]) -> Word | None:
     if annotation.get("was_cancelled"):
         return Word(name, reason="cancelled in Label Studio", seconds=seconds, made_at=made_at, shown=(0, 1))
     selected = []
-    for result in _results(annotation):
+    for result in _objects(annotation, "result"):
         if result.get("type") == "pairwise":
-            selected.append((result.get("value") or {}).get("selected"))
+            selected.append(_object(result, "value").get("selected"))
         else:
             notes.append(f"result of the control {result.get('type')!r}, not kept")
     if not selected:

@@ -7,6 +7,7 @@
     bias          position and length
     speed         hasty judgements, the share of them of each person, and pauses
     conduct       who is named, for what, and what to do
+    spelled       numbers with their units
     transitivity  cycles among the answers to one prompt
     figures       the registry: unit, meaning, good band, advice
     summary       all of it as one record; sentences, words and page show it

@@ -9,6 +9,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from tether.clusters import cluster_covariance
 from tether.collect.stats.votes import Votes
 from tether.stats import Interval, binomial_p_value, clopper_pearson, holm, wilson
 
@@ -119,9 +120,8 @@ def choice_model(votes: Votes, *, confidence: float = 0.95) -> ChoiceModel | Non
     if not np.isfinite(slope).all():
         return None
     p = 1 / (1 + np.exp(-(x @ slope)))
-    bread = np.linalg.inv((x * (p * (1 - p))[:, None]).T @ x)
-    scores = np.stack([np.bincount(clusters, weights=column) for column in (x * (won - p)[:, None]).T], axis=1)
-    covariance = bread @ (scores.T @ scores) @ bread * num_prompts / (num_prompts - 1)  # Liang and Zeger (1986)
+    bread = np.linalg.inv((x * (p * (1 - p))[:, None]).T @ x).astype(np.float64)
+    covariance = cluster_covariance(bread, x * (won - p)[:, None], clusters)
     half = NormalDist().inv_cdf((1 + confidence) / 2) * np.sqrt(np.diag(covariance))
     length, left = (Interval(float(b), float(b - h), float(b + h), confidence, num_prompts) for b, h in zip(slope, half, strict=True))
     return ChoiceModel(length, left, len(won))

@@ -15,6 +15,7 @@ from statistics import NormalDist
 from tether.collect.stats.bias import LengthLean
 from tether.collect.stats.reliability import LOW_RELIABILITY, Competence
 from tether.collect.stats.speed import Pace
+from tether.collect.stats.spelled import percent, percent_range, seconds
 from tether.stats import Interval, clopper_pearson
 
 __all__ = ["GOLD_LEVEL", "HASTY_SHARE", "Conduct", "Evidence", "Reason", "for_all", "judge_conduct"]
@@ -104,9 +105,9 @@ def _reliability_end(person: Competence | None, level: float) -> float | None:
 
 def _reasons(evidence: Evidence, hasty: float | None, reliability: float | None, level: float, alarm: float) -> Iterator[Reason]:
     if (pace := evidence.pace) and hasty is not None and hasty > HASTY_SHARE:
-        against = "" if pace.others is None else f", where the others take {_seconds(pace.others)} for texts of these lengths"
-        share = f"{_percent(pace.hasty.estimate)} of {pace.hasty.num_units} judgements are hasty, surely more than {_percent(hasty)}"
-        yield Reason("hasty", f"answers in {_seconds(pace.median)} (median){against}; {share}")
+        against = "" if pace.others is None else f", where the others take {seconds(pace.others)} for texts of these lengths"
+        share = f"{percent(pace.hasty.estimate)} of {pace.hasty.num_units} judgements are hasty, surely more than {percent(hasty)}"
+        yield Reason("hasty", f"answers in {seconds(pace.median)} (median){against}; {share}")
         if (person := evidence.competence) and not (reliability is not None and reliability < LOW_RELIABILITY):
             yield Reason("", f"reliability {person.relative.estimate:z.2f} [{person.relative.low:z.2f}, {person.relative.high:z.2f}]")
     if (person := evidence.competence) and reliability is not None and reliability < LOW_RELIABILITY:
@@ -119,11 +120,13 @@ def _reasons(evidence: Evidence, hasty: float | None, reliability: float | None,
         if fails or (hasty is not None and hasty > HASTY_SHARE):
             yield Reason("fails test questions" if fails else "", f"passed {passed} of {gold.num_units} test questions")
     if evidence.side and evidence.side[1] < alarm:
-        share = evidence.side[0]
-        yield Reason("one side", f"chose the left answer {_percent(share.estimate)} of the time {_range(share)}; 50 % would be no habit")
+        yield Reason("one side", f"chose the left answer {_how_often(evidence.side[0])}; 50 % would be no habit")
     if (lean := evidence.lean) and lean.p_value < alarm and abs(lean.longer.estimate - lean.others) > _LEAN:
-        share = f"{_percent(lean.longer.estimate)} of the time {_range(lean.longer)}"
-        yield Reason("length", f"chose the longer answer {share}, the others {_percent(lean.others)}")
+        yield Reason("length", f"chose the longer answer {_how_often(lean.longer)}, the others {percent(lean.others)}")
+
+
+def _how_often(share: Interval) -> str:
+    return f"{percent(share.estimate)} of the time {percent_range(share.low, share.high)}"
 
 
 def _advice(name: str, kinds: set[str], *, agrees: bool) -> str:
@@ -138,15 +141,3 @@ def _advice(name: str, kinds: set[str], *, agrees: bool) -> str:
     if "one side" in kinds:
         return "Ask; the page balances the sides, so these choices are noisier and not biased."
     return "Ask what made them better; say in the guidelines whether length is wanted." if kinds else ""
-
-
-def _seconds(value: float) -> str:
-    return f"{value:z.1f} s" if value < 10 else f"{value:z.0f} s"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:z.0f} %"
-
-
-def _range(share: Interval) -> str:
-    return f"[{100 * share.low:z.0f}, {100 * share.high:z.0f}]"

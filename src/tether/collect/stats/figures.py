@@ -29,6 +29,7 @@ def _table(*rows: tuple[str, str, str, str, Band | None, str]) -> dict[str, Figu
 _PAIRS = "pairs of people on one pair of answers, bootstrap over prompts"
 _JUDGED = "judgements of two answers, bootstrap over prompts"
 _DECIDED = "decided judgements of two answers"
+_OVER_PROMPTS = ", Wilson's interval over prompts"
 
 FIGURES: dict[str, FigureKind] = _table(
     # how much there is
@@ -54,7 +55,7 @@ FIGURES: dict[str, FigureKind] = _table(
     ("left_log_odds", "log-odds", _DECIDED + ", cluster-robust over prompts", "What standing on the left adds, from the same regression as length_log_odds.", (-0.2, 0.2), "As for left_share."),
     ("tie_share", "share", _JUDGED, "Said to be equally good.", (None, 0.3), "Answers too alike, or ties used to go on quickly: compare times, and draw answers at a higher temperature."),
     ("both_bad_share", "share", _JUDGED, "Neither should be given.", (None, 0.2), "The policy is not ready for preferences here: more demonstrations for these prompts first."),
-    ("skip_share", "share", "judgements that are no test questions", "Skipped, with a reason.", (None, 0.1), "Read the reasons."),
+    ("skip_share", "share", "judgements that are no test questions" + _OVER_PROMPTS, "Skipped, with a reason.", (None, 0.1), "Read the reasons."),
     ("much_share", "share", "judgements with a strength, bootstrap over prompts", "Said to be much better, not slightly.", None, ""),
     ("agreement_when_much", "share", _PAIRS, "decided_agreement where one of the two said \"much\".", None, "Should lie above agreement_when_slight; if not, strengths mean nothing here: do not weight by them."),
     ("agreement_when_slight", "share", _PAIRS, "decided_agreement where one of the two said \"slightly\".", None, ""),
@@ -64,9 +65,9 @@ FIGURES: dict[str, FigureKind] = _table(
     ("hasty_share", "share", "judgements with a time, no skips, no repeats", "Too quick to have read the texts: over 200 characters a second, or under a third of what the others take for texts of that length.", (None, 0.1), "Look at the people who are named; if it is nearly everybody, pay by the hour and not by the judgement."),
     ("pause_share", "share", "judgements with a time, no skips", "With a pause in them: much longer than that person's others (beyond what 1 in 2000 normal log times reach). Harmless.", None, ""),
     # people against the rest, known answers and themselves
-    ("gold_accuracy", "share", "judged test questions", "Test questions answered as known.", (0.85, None), "Check the test questions first, then the people below 0.7."),
-    ("repeat_agreement", "share", "first repeats of one person", "People say the same again of a pair they have judged before.", (0.7, None), "Nobody can agree with others more than with themselves: the question is unclear, or people click."),
-    ("repeat_agreement_swapped", "share", "first repeats with the sides swapped", "The same where the sides were swapped in between.", (0.7, None), "Much lower than repeat_agreement: people follow the side."),
+    ("gold_accuracy", "share", "judged test questions" + _OVER_PROMPTS, "Test questions answered as known.", (0.85, None), "Check the test questions first, then the people below 0.7."),
+    ("repeat_agreement", "share", "first repeats of one person" + _OVER_PROMPTS, "People say the same again of a pair they have judged before.", (0.7, None), "Nobody can agree with others more than with themselves: the question is unclear, or people click."),
+    ("repeat_agreement_swapped", "share", "first repeats with the sides swapped" + _OVER_PROMPTS, "The same where the sides were swapped in between.", (0.7, None), "Much lower than repeat_agreement: people follow the side."),
     ("unreliable_annotators", "people", "people who share pairs with others", "Agreement at or near chance: reliability surely below half of the typical person's, by an interval that holds for all people at once.", (0, 0), "Read their judgements; leave them out if they clicked: `tether collect export --without NAME`."),
     ("hasty_annotators", "people", "people with a time", "Surely more than a third of their judgements are hasty, by an interval that holds for all people at once.", (0, 0), "Ask how they work; where their agreement is near chance as well, leave them out: `tether collect export --without NAME`."),
     # contradictions

@@ -7,6 +7,8 @@ rank-one method of Dalvi et al. 2013, "Aggregating crowdsourced binary ratings")
 noise (empirical Bayes with a normal prior). Where units differ in difficulty, v_a stays what it says, the correlation of a's choices with
 the direction the others go, and ratios v_a / v_b stay those of attention: a person who answers a share c at random has (1 - c) times the
 v of one who does not.
+
+Shares have Wilson's interval over prompts (``tether.clusters``): judgements of one prompt are not independent and count for less.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tether.agreement import cohen_kappa
+from tether.clusters import wilson_clusters
 from tether.collect.stats.votes import Votes
-from tether.stats import Interval, wilson, wilson_mean
+from tether.stats import Interval
 
 __all__ = [
     "Attention", "Competence", "PairAgreement", "agreement_with_rest", "attention", "categories", "competence", "gold_accuracy",
@@ -192,7 +195,7 @@ def _shrink(v: Floats, se: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class PairAgreement:
-    """Two people on the units both judged: raw agreement (Wilson) and Cohen's kappa, over first, tie, second, both bad. kappa is that of
+    """Two people on the units both judged: raw agreement and Cohen's kappa, over first, tie, second, both bad. kappa is that of
     the units and their mirror images together, since which answer is called first is arbitrary.
     """
 
@@ -220,10 +223,10 @@ def pair_agreements(votes: Votes, *, seed: int, least: int = 10, most: int = 30,
         rows = inverse == index
         one, other = category[left[rows]], category[right[rows]]
         both_ways = np.r_[one, MIRRORED[one]], np.r_[other, MIRRORED[other]]
-        clusters = np.tile(votes.unit_prompt[unit[left[rows]]], 2)
-        kappa = cohen_kappa(*both_ways, NUM_CATEGORIES, clusters=clusters, seed=seed, confidence=confidence)
+        prompts = votes.unit_prompt[unit[left[rows]]]
+        kappa = cohen_kappa(*both_ways, NUM_CATEGORIES, clusters=np.tile(prompts, 2), seed=seed, confidence=confidence)
         names = (votes.annotators[keys[index] // len(votes.annotators)], votes.annotators[keys[index] % len(votes.annotators)])
-        found.append(PairAgreement(*names, int(counts[index]), wilson_mean(one == other, confidence=confidence), kappa))
+        found.append(PairAgreement(*names, int(counts[index]), wilson_clusters(one == other, prompts, confidence=confidence), kappa))
     return tuple(found)
 
 
@@ -232,12 +235,12 @@ def agreement_with_rest(votes: Votes, *, confidence: float = 0.95) -> dict[str, 
     units.
     """
     keep = votes.first_votes()
-    unit, who, category = votes.unit[keep], votes.annotator[keep], categories(votes)[keep]
+    unit, prompt, who, category = votes.unit[keep], votes.prompt[keep], votes.annotator[keep], categories(votes)[keep]
     cell = np.bincount(unit * NUM_CATEGORIES + category, minlength=votes.num_units * NUM_CATEGORIES)
     n = np.bincount(unit, minlength=votes.num_units)[unit]
     others = (cell[unit * NUM_CATEGORIES + category] - 1) / np.maximum(n - 1, 1)
     return {
-        votes.annotators[p]: wilson_mean(others[rows], confidence=confidence)
+        votes.annotators[p]: wilson_clusters(others[rows], prompt[rows], confidence=confidence)
         for p in range(len(votes.annotators))
         if (rows := (who == p) & (n >= 2)).any()
     }
@@ -246,11 +249,11 @@ def agreement_with_rest(votes: Votes, *, confidence: float = 0.95) -> dict[str, 
 def gold_accuracy(votes: Votes, *, confidence: float = 0.95) -> tuple[Interval | None, dict[str, Interval]]:
     """(everybody's, by annotator): share of judged test questions answered as known; skipped ones are left out."""
     known = np.isfinite(votes.gold_hit)
-    hit, who = votes.gold_hit[known], votes.by[known]
+    hit, who, prompt = votes.gold_hit[known], votes.by[known], votes.on_prompt[known]
     by_person = {
-        votes.annotators[p]: wilson(int(hit[who == p].sum()), int((who == p).sum()), confidence=confidence) for p in np.unique(who)
+        votes.annotators[p]: wilson_clusters(hit[who == p], prompt[who == p], confidence=confidence) for p in np.unique(who)
     }
-    return (wilson(int(hit.sum()), len(hit), confidence=confidence) if len(hit) else None), by_person
+    return (wilson_clusters(hit, prompt, confidence=confidence) if len(hit) else None), by_person
 
 
 def self_consistency(votes: Votes, *, confidence: float = 0.95) -> tuple[Interval | None, Interval | None, dict[str, Interval]]:
@@ -265,8 +268,11 @@ def self_consistency(votes: Votes, *, confidence: float = 0.95) -> tuple[Interva
     if len(first) == 0:
         return None, None, {}
     category = categories(votes)
-    same, who = category[first] == category[again], votes.annotator[first]
+    same, who, prompt = category[first] == category[again], votes.annotator[first], votes.prompt[first]
     swapped = votes.side[first] != votes.side[again]
-    over_swapped = wilson_mean(same[swapped], confidence=confidence) if swapped.any() else None
-    people = {votes.annotators[p]: wilson_mean(same[who == p], confidence=confidence) for p in np.unique(who)}
-    return wilson_mean(same, confidence=confidence), over_swapped, people
+
+    def share(rows: NDArray[np.bool_]) -> Interval:
+        return wilson_clusters(same[rows], prompt[rows], confidence=confidence)
+
+    people = {votes.annotators[p]: share(who == p) for p in np.unique(who)}
+    return share(np.ones(len(same), dtype=np.bool_)), share(swapped) if swapped.any() else None, people

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from tether.collect.stats.spelled import percent, percent_range, seconds
 from tether.collect.stats.summary import CollectSummary, Figure
 
 __all__ = ["in_words"]
@@ -32,7 +33,8 @@ def _sentences(summary: CollectSummary) -> Iterator[str]:
     if told := _share(summary.figure("gold_accuracy")):
         yield f"Test questions were answered as known in {told} of cases."
     if told := _share(summary.figure("hasty_share")):
-        yield f"The median judgement took {_seconds(summary)}; {told} were too quick to have read the texts."
+        median = seconds(summary.figure("median_seconds").value or 0.0)
+        yield f"The median judgement took {median}; {told} were too quick to have read the texts."
 
 
 def _habits(summary: CollectSummary) -> Iterator[str]:
@@ -54,12 +56,7 @@ def _share(figure: Figure) -> str:
     """Example: "70 % [62, 78]"; empty where it is not known or has no interval."""
     if figure.value is None or figure.low is None or figure.high is None or not math.isfinite(figure.low + figure.high):
         return ""
-    return f"{100 * figure.value:z.0f} % [{100 * figure.low:z.0f}, {100 * figure.high:z.0f}]"
-
-
-def _seconds(summary: CollectSummary) -> str:
-    value = summary.figure("median_seconds").value or 0.0
-    return f"{value:z.1f} s" if value < 10 else f"{value:z.0f} s"
+    return f"{percent(figure.value)} {percent_range(figure.low, figure.high)}"
 
 
 def _whole(figure: Figure) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tether.clusters import wilson_clusters
 from tether.collect.judgement import Choice, Item, Judgement
 from tether.collect.stats.agreeing import Agreement, agreement
 from tether.collect.stats.bias import ChoiceModel, LengthLean, PositionBias, choice_model, length_curve, length_leans, position_bias
@@ -205,13 +206,13 @@ def _figures(votes: Votes, found: _Found, rows: tuple[AnnotatorRow, ...], confid
 
 def _counts(votes: Votes, found: _Found, confidence: float) -> Iterator[tuple[str, tuple[_Value, str]]]:
     ordinary = ~votes.on_gold
-    skips = int((votes.choice[ordinary] == list(Choice).index(Choice.SKIP)).sum())
+    skips = votes.choice[ordinary] == list(Choice).index(Choice.SKIP)
     timed = found.speed
     yield "judgements", (float(len(votes.ids)), "")
     yield "annotators", (float(len(votes.annotators)), "")
     yield "units", (float(len(np.unique(votes.unit[~votes.gold]))), "")
     yield "shared_units", (float(found.agreement.num_shared_units), "")
-    skipped = wilson(skips, int(ordinary.sum()), confidence=confidence) if ordinary.any() else None
+    skipped = wilson_clusters(skips, votes.on_prompt[ordinary], confidence=confidence) if ordinary.any() else None
     yield "skip_share", (skipped, "no ordinary item was judged")
     yield "median_seconds", (timed.median if timed else None, "no judgement has a time")
     hasty = wilson(len(timed.hasty), timed.num_read, confidence=confidence) if timed and timed.num_read else None

@@ -30,9 +30,9 @@ _CHOICES = {choice: index for index, choice in enumerate(Choice)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Votes:
-    """Two tables. Judgements (one row each, withdrawn ones left out): ``choice`` (index in Choice), ``by``, ``seconds`` (NaN: not
-    measured), ``characters`` (of all answers of the item; NaN where a length is missing), ``gold_hit`` (1 right, 0 wrong, NaN no gold or
-    skipped), ``ids``. Votes on units (one row per pair of a judgement that is no skip):
+    """Two tables. Judgements (one row each, withdrawn ones left out): ``choice`` (index in Choice), ``by``, ``on_prompt``, ``on_gold``,
+    ``seconds`` (NaN: not measured), ``characters`` (of all answers of the item; NaN where a length is missing), ``gold_hit`` (1 right, 0
+    wrong, NaN no gold or skipped), ``ids``. Votes on units (one row per pair of a judgement that is no skip):
 
     ``unit``, ``prompt``, ``annotator``  integers from 0
     ``outcome``       +1, 0, -1 (above); ``both_bad`` True where the 0 is "both bad"
@@ -53,6 +53,7 @@ class Votes:
     num_withdrawn: int
     choice: Ints
     by: Ints
+    on_prompt: Ints
     on_gold: NDArray[np.bool_]
     seconds: Floats
     characters: Floats
@@ -117,7 +118,7 @@ class _Reader:
         self._withdrawn = 0
         self._ids: list[str] = []
         self._characters: dict[str, float] = {}  # of an item: its answers
-        self._judged: list[tuple[int, int, bool, float, float, float, int, bool]] = []
+        self._judged: list[tuple[int, int, int, bool, float, float, float, int, bool]] = []
         self._rows: list[tuple[int, int, int, int]] = []
 
     def counts(self, judgement: Judgement) -> bool:
@@ -142,7 +143,8 @@ class _Reader:
         strength = -1 if judgement.strength is None else int(judgement.strength is Strength.MUCH)
         drawn = self._random_items is None or item.item_id in self._random_items
         self._ids.append(judgement.judgement_id)
-        self._judged.append((_CHOICES[choice], who, item.gold is not None, seconds, self._length_of(item), hit, strength, drawn))
+        prompt = self._prompts.setdefault(item.prompt_id, len(self._prompts))
+        self._judged.append((_CHOICES[choice], who, prompt, item.gold is not None, seconds, self._length_of(item), hit, strength, drawn))
         if choice is Choice.SKIP:
             reason = judgement.reason.strip()
             self._skips[reason] = self._skips.get(reason, 0) + 1
@@ -153,7 +155,7 @@ class _Reader:
             self._rows.append((unit, outcome, 1 if shown.index(first) < shown.index(second) else -1, index))
 
     def _new_pairs(self, item: Item) -> list[tuple[int, str, str]]:
-        prompt = self._prompts.setdefault(item.prompt_id, len(self._prompts))
+        prompt = self._prompts[item.prompt_id]
         pairs = []
         for first, second in combinations(sorted(item.answers), 2):
             key = (prompt, first, second)
@@ -183,15 +185,16 @@ class _Reader:
     def votes(self) -> Votes:
         """The columns."""
         ints, flags = np.int64, np.bool_
-        choice, by, on_gold, seconds, characters, hit, strength, drawn = _columns(self._judged, 8)
+        choice, by, on_prompt, on_gold, seconds, characters, hit, strength, drawn = _columns(self._judged, 9)
         unit, outcome, side, row = _columns(self._rows, 4).astype(ints)
-        choice, by, on_gold, strength = choice.astype(ints), by.astype(ints), on_gold.astype(flags), strength.astype(ints)
+        choice, by, on_prompt, strength = (column.astype(ints) for column in (choice, by, on_prompt, strength))
+        on_gold = on_gold.astype(flags)
         unit_prompt = np.asarray(self._unit_prompt, dtype=ints)
         ratio = np.asarray(self._ratios, dtype=np.float64)
         return Votes(
             annotators=tuple(self._annotators), prompts=tuple(self._prompts), ids=tuple(self._ids),
             skip_reasons=self._skips, num_withdrawn=self._withdrawn,
-            choice=choice, by=by, on_gold=on_gold, seconds=seconds, characters=characters, gold_hit=hit,
+            choice=choice, by=by, on_prompt=on_prompt, on_gold=on_gold, seconds=seconds, characters=characters, gold_hit=hit,
             unit=unit, prompt=unit_prompt[unit], annotator=by[row], outcome=outcome, both_bad=choice[row] == _CHOICES[Choice.BOTH_BAD],
             side=side, length_ratio=ratio[unit], strength=strength[row], ranked=choice[row] == _CHOICES[Choice.RANKED],
             gold=on_gold[row], random=drawn[row].astype(flags), occasion=_occasions(by[row], unit), judgement=row,

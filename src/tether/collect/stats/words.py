@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tether.collect.stats.plan import Plan
 from tether.collect.stats.sentences import in_words
+from tether.collect.stats.spelled import percent, percent_range, seconds
 from tether.collect.stats.summary import AnnotatorRow, CollectSummary, Figure
 from tether.report.charts import number
 from tether.stats import Interval
@@ -141,13 +142,13 @@ def share_text(interval: Interval | None) -> str:
     if interval is None or math.isnan(interval.estimate):
         return "–"
     if math.isinf(interval.low) or math.isinf(interval.high):
-        return f"{100 * interval.estimate:z.0f} % [too little]"
-    return f"{100 * interval.estimate:z.0f} % [{100 * interval.low:z.0f}, {100 * interval.high:z.0f}]"
+        return f"{percent(interval.estimate)} [too little]"
+    return f"{percent(interval.estimate)} {percent_range(interval.low, interval.high)}"
 
 
 def seconds_text(value: float | None) -> str:
     """Example: "1.2 s", "14 s"; a dash for None."""
-    return "–" if value is None else f"{value:z.1f} s" if value < 10 else f"{value:z.0f} s"
+    return "–" if value is None else seconds(value)
 
 
 def plans_text(plans: Sequence[tuple[str, Plan]]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
@@ -28,11 +28,11 @@ from tether.collect.web.body import BadBody, read_object, text
 from tether.collect.web.guard import OPEN, Guard
 from tether.collect.web.owner import overview
 from tether.collect.web.visitors import Role, Visitor, Visitors
-from tether.collect.web.wire import FIELDS, Desk
+from tether.collect.web.wire import FIELDS, Desk, handle
 from tether.errors import DataError, StoreConflict, StoreDamaged, StoreError, StoreFull
 from tether.report.page import asset, fill
 
-__all__ = ["STATIC", "Office", "build_app"]
+__all__ = ["PAGE_OF", "STATIC", "Office", "build_app"]
 
 _SCRIPT, _STYLE = "text/javascript", "text/css"
 STATIC = {
@@ -42,6 +42,9 @@ STATIC = {
     "icon.svg": "image/svg+xml",
 }
 """Every file that is served, with its type. A name that is not here is 404; none is ever made into a path."""
+
+PAGE_OF = "x-tether-page"
+"""The header in which a page says whose it is (``Office.page_of``, which /api/session tells)."""
 
 _LONGEST_NAME = 80
 
@@ -61,11 +64,22 @@ class Office:
         """The address that lets this visitor in."""
         return f"{self.address}{OPEN}{self.visitors.link(visitor)}"
 
+    @cached_property
+    def _collection(self) -> str:
+        return self.store.created_at()
+
+    def page_of(self, annotator: str) -> str:
+        """Whose page of which collection, as a hash: also after a restart, and never that of another collection on the same port."""
+        return handle("page", self._collection, annotator)
+
     def named(self, name: str) -> Annotator:
-        """The annotator of this name, new where there is none. Raises DataError for a name that is none."""
+        """The annotator of this name, new where there is none. Spaces do not tell people apart, but where two names of the database differ
+        in nothing else. Raises DataError for a name that is none.
+        """
         wanted = " ".join(name.split())
         known = {annotator.name: annotator for annotator in self.store.annotators()}
-        return known.get(wanted) or self.store.add_annotator(wanted)
+        alike = {" ".join(there.split()): annotator for there, annotator in known.items()}
+        return known.get(name) or alike.get(wanted) or self.store.add_annotator(wanted)
 
 
 def build_app(office: Office, **guard: Any) -> Guard:
@@ -117,7 +131,18 @@ def _visitor(request: Request, *roles: Role) -> Visitor:
     for role in roles:
         if role in visitors:
             return visitors[role]
-    raise HTTPException(403, "This is for others.")
+    raise HTTPException(403, "This is for others. Open your own link in this browser.")
+
+
+def _annotator(office: Office, request: Request) -> str:
+    """The id of who asks. A page says whose it is: one that was open when somebody else's link was opened in the same browser must not
+    judge in that person's name, and what waits in it is not refused for good.
+    """
+    annotator = _visitor(request, Role.ANNOTATOR).annotator
+    own = office.page_of(annotator)
+    if request.headers.get(PAGE_OF, own) != own:
+        raise HTTPException(403, "The link of somebody else was opened in this browser. Open your own newest link in it to go on.")
+    return annotator
 
 
 def _opener(office: Office) -> Callable[[Request], Any]:
@@ -153,10 +178,10 @@ def _owner(office: Office, request: Request) -> Response:
 
 
 def _session(office: Office, request: Request) -> Response:
-    annotator = _visitor(request, Role.ANNOTATOR).annotator
+    annotator = _annotator(office, request)
     settings = office.store.settings
     return JSONResponse({
-        "annotator": annotator,
+        "page": office.page_of(annotator),
         "question": settings.question,
         "guidelines": settings.guidelines,
         "strengths": settings.strengths,
@@ -176,13 +201,13 @@ def _now(office: Office, annotator: str) -> dict[str, Any]:
 
 
 def _next(office: Office, request: Request) -> Response:
-    annotator = _visitor(request, Role.ANNOTATOR).annotator
+    annotator = _annotator(office, request)
     read_object(request.state.body, ())
     return JSONResponse(_now(office, annotator))
 
 
 def _judge(office: Office, request: Request) -> Response:
-    annotator = _visitor(request, Role.ANNOTATOR).annotator
+    annotator = _annotator(office, request)
     judgement = office.desk.judgement(annotator, read_object(request.state.body, FIELDS))
     office.store.record(judgement)
     return JSONResponse({"stored": judgement.judgement_id})
@@ -190,7 +215,7 @@ def _judge(office: Office, request: Request) -> Response:
 
 def _undo(office: Office, request: Request) -> Response:
     """By its id: asked twice, because the first answer was lost, it still takes back one."""
-    annotator = _visitor(request, Role.ANNOTATOR).annotator
+    annotator = _annotator(office, request)
     wanted = text(read_object(request.state.body, ("judgement_id",)), "judgement_id", 64)
     office.store.undo(annotator, wanted)
     return JSONResponse(_now(office, annotator))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from statistics import median
 
 from tether.collect.judgement import Choice, Judgement
@@ -46,10 +46,13 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A figure of ``tether.collect.stats`` in words. ``advice`` where it lies outside what is good, or why it is not known."""
+    """A figure of ``tether.collect.stats`` in words. ``unit``: empty for "1", and where the value is not known. ``advice`` where it lies
+    outside what is good, or why it is not known.
+    """
 
     name: str
     value: str
+    unit: str
     good: str
     meaning: str
     advice: str
@@ -106,7 +109,8 @@ def _measured(worth: CollectSummary) -> list[Measured]:
     def words(figure: Figure) -> Measured:
         advice = figure.advice if figure.verdict in ("look", "unclear") else ""
         missing = f"Not known yet: {figure.missing}." if figure.value is None else ""
-        return Measured(figure.name.replace("_", " "), figure_value(figure), band_text(figure), figure.meaning, advice or missing)
+        unit = "" if figure.value is None or figure.unit == "1" else figure.unit
+        return Measured(figure.name.replace("_", " "), figure_value(figure), unit, band_text(figure), figure.meaning, advice or missing)
 
     return [words(worth.figure(name)) for name in _FIGURES]
 
@@ -137,8 +141,9 @@ def _charts(named: Mapping[str, Sequence[Judgement]]) -> list[Chart]:
     shown = dict(sorted(named.items(), key=lambda pair: -len(pair[1]))[:_MOST_LINES])
     hidden = len(named) - len(shown)
     who = f" The {_MOST_LINES} who did most of {len(named)}." if hidden else ""
-    start = min(_time(judgement) for said in named.values() for judgement in said)
-    done = {name: _curve([((_time(j) - start) / 3600, k + 1.0) for k, j in enumerate(said)]) for name, said in shown.items()}
+    times = {name: sorted(at for one in said if (at := _time(one)) is not None) for name, said in named.items()}
+    start = min((at for found in times.values() for at in found), default=0.0)
+    done = {name: [((at - start) / 3600, k + 1.0) for k, at in enumerate(times[name])] for name in shown}
     pace = {name: _running_median([j.seconds for j in said if j.seconds is not None]) for name, said in shown.items()}
     return [
         chart("Judgements", "count", f"Judgements and skips that stand, over time.{who}", done, x_label="hours since the first"),
@@ -146,13 +151,14 @@ def _charts(named: Mapping[str, Sequence[Judgement]]) -> list[Chart]:
     ]
 
 
-def _curve(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    return sorted(points)
-
-
 def _running_median(seconds: Sequence[float]) -> list[tuple[float, float]]:
     return [(float(k), float(median(seconds[max(0, k - _WINDOW) : k]))) for k in range(min(_LEAST, len(seconds)), len(seconds) + 1) if k]
 
 
-def _time(judgement: Judgement) -> float:
-    return datetime.fromisoformat(judgement.made_at).timestamp()
+def _time(judgement: Judgement) -> float | None:
+    """Seconds since 1970; None where a dump, or an import before times were checked, left no time there."""
+    try:
+        made_at = datetime.fromisoformat(judgement.made_at)
+    except ValueError:
+        return None
+    return made_at.replace(tzinfo=made_at.tzinfo or UTC).timestamp()

@@ -36,7 +36,8 @@ def _say(text: str) -> None:
 
 def _log(event: str, **fields: object) -> None:
     """One line of JSON on the error output: whatever a field holds, it stays in its line."""
-    print(json.dumps({"event": event, **fields}, default=str), file=sys.stderr, flush=True)
+    sys.stderr.write(json.dumps({"event": event, **fields}, default=str) + "\n")  # in one piece: routes run in threads
+    sys.stderr.flush()
 
 
 def serve(
@@ -122,8 +123,7 @@ def _tell(office: Office, host: str, annotators: Sequence[str], say: Callable[[s
     say(f"The owner's page (progress, links for annotators). Open it once; stop with Ctrl-C:\n  {office.link(Visitor(Role.OWNER))}")
     if office.visitors.names:
         say(f"For annotators, who type their name:\n  {office.link(Visitor(Role.GUEST))}")
-    for name in annotators:
-        annotator = office.named(name)
+    for annotator in dict.fromkeys(map(office.named, annotators)):  # a second link would end the first
         say(f"For {annotator.name}, to open once:\n  {office.link(Visitor(Role.ANNOTATOR, annotator.id))}")
 
 

@@ -16,7 +16,7 @@ from tether.collect.entries import Shown
 from tether.collect.judgement import Choice, Item, Judgement, Strength
 from tether.collect.web.body import BadBody, number, text, text_list, text_tiers
 
-__all__ = ["FIELDS", "Desk"]
+__all__ = ["FIELDS", "Desk", "handle"]
 
 FIELDS = ("judgement_id", "item", "shown", "choice", "strength", "ranking", "reason", "comment", "seconds")
 """What the page sends of a judgement."""
@@ -34,10 +34,11 @@ class _Items(Protocol):
 
 @dataclass
 class Desk:
-    """Between the store and the page. State: the items that were met, by their id on the wire."""
+    """Between the store and the page. State: the items that were met, by their id on the wire, and whether all were read once."""
 
     store: _Items
     _met: dict[str, Item] = field(default_factory=dict)
+    _read: bool = False
 
     def show(self, annotator: str, shown: Shown | None) -> dict[str, Any] | None:
         """The item for the page, None where there is none."""
@@ -49,13 +50,13 @@ class Desk:
             "item": _item_handle(shown.item),
             "prompt": [{"role": role, "text": content} for role, content in turns],
             "answers": list(shown.answers),
-            "shown": [_handle("answer", annotator, shown.item.item_id, answer) for answer in shown.shown],
+            "shown": [handle("answer", annotator, shown.item.item_id, answer) for answer in shown.shown],
         }
 
     def judgement(self, annotator: str, fields: Mapping[str, Any]) -> Judgement:
         """What the page sent, in terms of the database. Raises BadBody."""
         item = self._item(text(fields, "item", 100))
-        names = {_handle("answer", annotator, item.item_id, answer): answer for answer in item.answers}
+        names = {handle("answer", annotator, item.item_id, answer): answer for answer in item.answers}
         shown = _known(text_list(fields["shown"], "shown"), names)
         choice = _choice(fields["choice"], item, shown)
         found = Judgement(
@@ -73,19 +74,21 @@ class Desk:
         return found
 
     def _item(self, handle: str) -> Item:
-        if handle not in self._met:  # shown by an earlier start of the server
-            self._met = {_item_handle(item): item for item in self.store.items()}
+        if handle not in self._met and not self._read:  # shown by an earlier start of the server, and so there when this one began
+            self._met.update({_item_handle(item): item for item in self.store.items()})
+            self._read = True
         if handle not in self._met:
             raise BadBody(422, "item: there is none of this id")
         return self._met[handle]
 
 
-def _handle(*parts: str) -> str:
+def handle(*parts: str) -> str:
+    """An id on the wire: a hash of what it stands for."""
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
 def _item_handle(item: Item) -> str:
-    return _handle("item", item.item_id)
+    return handle("item", item.item_id)
 
 
 def _identifier(found: str) -> str:

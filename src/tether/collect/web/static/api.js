@@ -8,11 +8,12 @@ export class Refused extends Error {
   }
 }
 
-// The answer of a request as JSON. Raises Refused where the server said no, TypeError where there was none.
-export async function ask(path, body) {
+// The answer of a request as JSON; `page` says whose page asks. Raises Refused where the server said no, another error where there was no answer.
+export async function ask(path, body, page) {
+  const headers = { "X-Tether": "1", ...(page && { "X-Tether-Page": page }) };
   const options = body === undefined
-    ? { headers: { "X-Tether": "1" } }
-    : { method: "POST", headers: { "X-Tether": "1", "Content-Type": "application/json" }, body: JSON.stringify(body) };
+    ? { headers }
+    : { method: "POST", headers: { ...headers, "Content-Type": "application/json" }, body: JSON.stringify(body) };
   const answer = await fetch(path, { ...options, cache: "no-store", credentials: "same-origin", redirect: "error", signal: AbortSignal.timeout(15_000) });
   if (!answer.ok) throw new Refused(answer.status, (await answer.text()).slice(0, 300));
   return answer.json();
@@ -27,11 +28,12 @@ export const LATER = new Set([401, 403, 408, 429, 500, 502, 503, 504, 507]);  //
 
 // Judgements leave in the order they were made. Each stays in the browser's storage until the server has acknowledged it,
 // also over a reload, and carries an id that lets the server store it once however often it is sent. Each has a place of its own in the
-// storage, so that two windows of one annotator do not write over each other's.
+// storage, so that two windows of one annotator do not write over each other's; those of other people and of other collections are not touched.
 export class Outbox {
-  // `onState(text, waiting)`: what to tell the annotator; an empty text where all is well.
-  constructor(annotator, onState) {
-    this.prefix = `tether-outbox-${annotator}-`;
+  // `page`: whose, in which collection. `onState(text, waiting)`: what to tell the annotator; an empty text where all is well.
+  constructor(page, onState) {
+    this.page = page;
+    this.prefix = `tether-outbox-${page}-`;
     this.onState = onState;
     this.waiting = this.load();
     this.pause = 1000;
@@ -42,10 +44,10 @@ export class Outbox {
   load() {
     try {
       const keys = Object.keys(localStorage).filter((key) => key.startsWith(this.prefix));
-      const found = keys.map((key) => JSON.parse(localStorage.getItem(key)));
+      const found = keys.map((key) => JSON.parse(localStorage.getItem(key))).filter((kept) => kept);  // another window may have sent it just now
       return found.sort((one, other) => one.at - other.at).map((kept) => kept.judgement);
     } catch {
-      return [];
+      return [];  // a browser without storage
     }
   }
 
@@ -68,7 +70,7 @@ export class Outbox {
     let refused = null;
     while (this.waiting.length) {
       try {
-        await ask("/api/judgements", this.waiting[0]);
+        await ask("/api/judgements", this.waiting[0], this.page);
         this.drop();
       } catch (error) {
         if (error instanceof Refused && !LATER.has(error.status)) {
@@ -94,9 +96,9 @@ export class Outbox {
   reason(error) {
     const kept = "Kept here, not saved yet. ";
     if (!(error instanceof Refused)) return kept + "The server cannot be reached; it is tried again.";
-    if (error.status === 401 || error.status === 403) return kept + "You are signed out, perhaps because the server was started anew. Open the new link in this browser.";
+    if (error.status === 401) return kept + "You are signed out, perhaps because the server was started anew. Open the new link in this browser.";
     if (error.status === 507) return kept + "The server's disk is full. Tell the owner; it is tried again.";
-    if (error.status === 503) return kept + error.message;
+    if (error.status === 403 || error.status === 503) return kept + error.message;
     return kept + "The server is busy; it is tried again.";
   }
 

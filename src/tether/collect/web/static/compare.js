@@ -45,12 +45,12 @@ function show(name) {
 async function insist(path, body) {
   for (let pause = 1000; ; pause = Math.min(2 * pause, 15_000)) {
     try {
-      const answer = await ask(path, body);
+      const answer = await ask(path, body, session?.page);
       if (!outbox?.waiting.length) state("", false);
       return answer;
     } catch (error) {
       if (error instanceof Refused && !LATER.has(error.status)) { state("The server refused: " + error.message, true); throw error; }
-      const signedOut = error instanceof Refused && (error.status === 401 || error.status === 403);
+      const signedOut = error instanceof Refused && error.status === 401;
       const why = error instanceof Refused ? error.message : "The server cannot be reached; it is tried again.";
       state(signedOut ? "You are signed out. Open the newest link in this browser." : why, true);
       await new Promise((resolve) => setTimeout(resolve, pause));
@@ -192,7 +192,12 @@ async function undo() {
 function guidelines() {
   if (view !== "guidelines") { show("guidelines"); return; }
   if (item) show("compare");
-  else load();
+  else look();
+}
+
+// Asked for by hand. One answer is waited for: a second one would clear what has been chosen meanwhile.
+function look() {
+  if (!busy && outbox) load();
 }
 
 function mayScroll(part) {
@@ -216,7 +221,7 @@ const showKeys = bindKeys([
   ["K", "skip, with a reason", () => choose("skip"), () => comparing() && choice !== "skip"],
   ["Enter", "save", () => save(), comparing],
   ["Enter", "begin", () => guidelines(), () => view === "guidelines"],
-  ["Enter", "look again", () => load(), () => view === "done"],
+  ["Enter", "look again", () => look(), () => view === "done"],
   ["N", "write a note; Esc leaves it, Ctrl-Enter saves", () => { if (!$("note-field").hidden) $("note").focus(); }, comparing],
   ["U", "undo the last judgement", () => undo()],
   ["M", "mark differences", () => screen.toggle("differences"), comparing],
@@ -258,12 +263,12 @@ $("skip").addEventListener("click", () => choose("skip"));
 $("undo").addEventListener("click", undo);
 $("show-guidelines").addEventListener("click", guidelines);
 $("begin").addEventListener("click", guidelines);
-$("again").addEventListener("click", () => load());
+$("again").addEventListener("click", look);
 $("show-keys").addEventListener("click", showKeys);
 $("rested").addEventListener("click", () => { clock.rested(); $("break").hidden = true; });
 
 session = await insist("/api/session");
-outbox = new Outbox(session.annotator, state);
+outbox = new Outbox(session.page, state);
 $("question").textContent = session.question;
 renderMarkdown($("guidelines-text"), session.guidelines || "The owner has written none.");
 if (session.guidelines && session.first) show("guidelines");

@@ -33,10 +33,11 @@ function element(name, className) {
   return node;
 }
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]{0,20})[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*)$/;
-const ITEM = /^( {0,12})(?:([-*+])|(\d{1,9})[.)])[ \t]+(.*)$/;
-const QUOTE = /^ {0,3}>[ \t]?(.*)$/;
+// What two parts of a pattern could both match is matched by one alone, and a rest takes anything ([^] is also U+2028): no quadratic time.
+const FENCE = /^ {0,3}(?:(`{3,})([^`]*)|(~{3,})([^]*))$/;
+const HEADING = /^ {0,3}(#{1,6})[ \t]+([^]*)$/;
+const ITEM = /^( {0,12})(?:([-*+])|(\d{1,9})[.)])[ \t]+([^]*)$/;
+const QUOTE = /^ {0,3}>[ \t]?([^]*)$/;
 const RULE = /^ {0,3}(?:-{3,}|\*{3,}|_{3,})\s*$/;
 
 function blocks(parent, lines, depth) {
@@ -54,7 +55,9 @@ function blocks(parent, lines, depth) {
 }
 
 function fence(parent, lines, at) {
-  const [, ticks, language] = lines[at].match(FENCE);
+  const found = lines[at].match(FENCE);
+  const ticks = found[1] || found[3];
+  const [language] = (found[2] || found[4] || "").trim().match(/^[\w+#.-]{0,20}/);
   const closing = (line) => { const bare = line.trim(); return bare.length >= ticks.length && bare === ticks[0].repeat(bare.length); };
   let end = at + 1;
   while (end < lines.length && !closing(lines[end])) end += 1;

@@ -11,6 +11,7 @@ async function invite(name) {
     const made = await ask("/api/links", { name });
     $("made-name").textContent = made.name;
     $("made-link").textContent = $("made-link").href = made.link;
+    $("copy").textContent = "Copy";
     $("made").hidden = false;
     $("made").scrollIntoView({ block: "nearest" });
   } catch (error) {

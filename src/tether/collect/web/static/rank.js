@@ -29,17 +29,19 @@ export class Ranking {
     return found;
   }
 
-  // Puts an answer at a place of the order; beyond the ranked ones it becomes the last ranked one.
+  // Puts an answer at a place of the order; beyond the ranked ones it becomes the last ranked one. Ties are between those that were tied: one
+  // that goes leaves the others tied with each other, one that is put among tied ones is tied with them.
   move(answer, place) {
     const from = this.order.indexOf(answer);
-    if (from < this.placed) this.placed -= 1;
+    const ranked = from < this.placed;
+    const at = Math.max(0, Math.min(place, this.placed - (ranked ? 1 : 0)));
+    if (ranked && at === from) { this.draw(answer); return; }
+    if (!this.tied.delete(answer)) this.tied.delete(this.order[from + 1]);  // the first of a tier goes: the next one is its first
     this.order.splice(from, 1);
-    const at = Math.max(0, Math.min(place, this.placed));
     this.order.splice(at, 0, answer);
-    this.placed += 1;
+    this.placed += ranked ? 0 : 1;
     if (this.placed === this.order.length - 1) this.placed += 1;  // the last one has one place left
-    this.tied.delete(answer);
-    this.tied.delete(this.order[0]);
+    if (this.tied.has(this.order[at + 1])) this.tied.add(answer);
     this.draw(answer);
   }
 

@@ -64,8 +64,10 @@ export class Screen {
       (this.view.raw ? renderPlain : renderMarkdown)(first, this.item.answers[0]);
       return markDifferences(first, box);
     });
-    if (!done) this.say("These answers are too long to compare word by word.");
-    this.view.differences = done;
+    if (done) return;
+    this.say("These answers are too long to compare word by word.");
+    this.view.differences = false;
+    this.draw();  // without the marks of those that were compared
   }
 
   toggle(name) {
