@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tether.audit_rows import AnswerRow, read_answers
+from tether.files import json_ready
 from tether.run.checks.texts import correlation, distinctness, pooled_share, repeat_share
 from tether.stats import Interval, bootstrap_mean
 
@@ -303,17 +303,9 @@ def _last_line(report: Audit) -> str:
 
 def as_json(report: Audit) -> str:
     """For a machine; numbers that do not exist are null."""
-    return json.dumps(_plain(asdict(report) | {"status": report.status}), indent=2, ensure_ascii=False)
+    return json.dumps(json_ready(asdict(report) | {"status": report.status}), indent=2, ensure_ascii=False)
 
 
 def _interval(measure: Measure) -> str:
     found = f"{measure.value:.4g}"
     return found if not math.isfinite(measure.low) else f"{found} [{measure.low:.4g}, {measure.high:.4g}]"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -11,14 +11,14 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tether.errors import RunError
-from tether.files import refuse_altered
+from tether.files import json_ready, refuse_altered
 from tether.stats import Interval, holm, paired_bootstrap, permutation_p_value
 
 __all__ = ["Compared", "Comparison", "Evaluated", "Group", "as_json", "as_text", "compare"]
@@ -346,12 +346,4 @@ def as_text(compared: Compared) -> str:
 
 def as_json(compared: Compared) -> str:
     """The same, every figure unrounded; NaN is null."""
-    return json.dumps(_plain(asdict(compared)), indent=2, allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(json_ready(compared), indent=2, allow_nan=False)

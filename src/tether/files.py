@@ -8,18 +8,20 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from tether.errors import RunError
 
 __all__ = [
-    "free_bytes", "is_altered", "overwritten", "refuse_altered", "sealed", "sync_file", "sync_folder", "temporary_beside", "write_atomic",
-    "write_atomic_bytes",
+    "free_bytes", "is_altered", "json_ready", "overwritten", "refuse_altered", "sealed", "sync_file", "sync_folder", "temporary_beside",
+    "write_atomic", "write_atomic_bytes",
 ]  # fmt: skip
 
 _TEMPORARY = ".tmp-"
@@ -119,6 +121,17 @@ def free_bytes(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
+
+
+def json_ready(value: Any) -> Any:
+    """A value as JSON holds it: dataclasses and mappings as objects, tuples as lists, numbers that are not finite as null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return json_ready(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def sealed(data: Mapping[str, Any]) -> dict[str, Any]:

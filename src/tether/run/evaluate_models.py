@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from tether.backends.compute import Compute
 from tether.config import EvaluateConfig, ModelConfig
 from tether.data.load import load_rows
+from tether.files import json_ready
 from tether.models.policy import Policy
 from tether.models.reference import Reference
 from tether.records import read_prompts
@@ -28,7 +29,7 @@ from tether.run.win_rate import Judge, WinRate, shares_by_judge, shares_by_score
 from tether.stats import holm, permutation_p_value
 from tether.types import Prompt, RolloutGroup
 
-__all__ = ["Opponents", "evaluate_models", "plain"]
+__all__ = ["Opponents", "evaluate_models"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def evaluate_models(
     asked = list(asker.distinct(candidates, say))
     gains = _gains(asked, seeds[0])
     wins = [found for after in asked[1:] for found in _wins(asked[0], after, opponents, config, seeds[0])]
-    return plain(
+    return json_ready(
         {
             "prompts": asker.source,
             "prompts_sha256": asker.rows_sha256,
@@ -240,16 +241,3 @@ def _notes(asked: Sequence[_Asked], seeds: Sequence[int], wins: Sequence[WinRate
 def _without_folders(path: str) -> str:
     local = Path(path).expanduser()
     return local.name if local.exists() else path
-
-
-def plain(value: Any) -> Any:
-    """JSON values: dataclasses as objects, tuples as lists, numbers that are not finite as null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from tether.collect.stats.speed import Hasty, Pause, Speed, speed
 from tether.collect.stats.transitivity import Transitivity, transitivity
 from tether.collect.stats.votes import Votes, read_votes
 from tether.errors import DataError
+from tether.files import json_ready
 from tether.stats import Interval, wilson
 
 __all__ = ["AnnotatorRow", "CollectSummary", "Figure", "summarise", "summarise_votes"]
@@ -122,7 +123,7 @@ class CollectSummary:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; None where a number is not finite."""
-        return _plain(asdict(self))
+        return json_ready(self)
 
 
 def summarise(
@@ -297,14 +298,6 @@ def _warnings(votes: Votes, found: _Found) -> Iterator[str]:
         yield f"{votes.num_withdrawn} withdrawn judgements count nowhere."
     if found.speed and found.speed.num_not_positive:
         yield f"{found.speed.num_not_positive} judgements have a time of 0 s or less; they are in no statistic of speed."
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _unknown(name: str) -> Figure:

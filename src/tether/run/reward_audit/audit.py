@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tether.clusters import effective_number
 from tether.errors import ConfigError, DataError
-from tether.files import overwritten, write_atomic
+from tether.files import json_ready, overwritten, write_atomic
 from tether.rewards.features import BUILT_IN, MARKUP
 from tether.run.reward_audit.figures import (
     Coefficient,
@@ -158,7 +158,7 @@ def audit_reward(
     }
     found["flags"] = flags_of(found)
     found["sentences"] = sentences_of(found)
-    return _plain(found)
+    return json_ready(found)
 
 
 def _length(judged: Judged, seed: int) -> dict[str, Any]:
@@ -229,14 +229,3 @@ def _unlike(audited: Audited, judged: Judged, token_budget: int, seed: int) -> d
 def _brier(gap_B: Array, label_B: Array) -> Array:
     p_B = np.exp(-np.logaddexp(0, -gap_B))
     return label_B * (1 - p_B) ** 2 + (1 - label_B) * p_B**2
-
-
-def _plain(value: Any) -> Any:
-    """JSON values; numbers that are not finite are null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
