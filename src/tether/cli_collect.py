@@ -88,7 +88,8 @@ def export(
     /,
     *,
     rows: Annotated[
-        Literal["pairs", "judgements"], Parameter(help="A row per pair, which sums up its judgements, or a row per judgement.")
+        Literal["pairs", "judgements", "prompts"],
+        Parameter(help="A row per pair, which sums up its judgements, a row per judgement, or a row per prompt."),
     ] = "pairs",
     split: Annotated[Literal["train", "held_out", "all"], Parameter(help="Items of which prompts.")] = "train",
     ties: Annotated[Literal["leave_out", "both_orders"], Parameter(help="No row, or two rows with soft label 0.5.")] = "leave_out",
@@ -103,12 +104,13 @@ def export(
     without: Annotated[tuple[str, ...], Parameter(help="Name or id of an annotator who does not count; repeat it.", negative=())] = (),
     form: Annotated[Literal["auto", "plain", "conversational"], Parameter(help="Strings or messages; auto: as stored.")] = "auto",
 ) -> None:
-    """Write comparisons in TRL's preference format, or the judgements one by one, and say what was left out.
+    """Write comparisons in TRL's preference format, the judgements one by one, or the prompts, and say what was left out.
 
     Example: tether collect export answers.db pairs.jsonl
     """
     from tether.collect.exchange.export import export_file
     from tether.collect.exchange.judgement_rows import export_judgements
+    from tether.collect.exchange.prompt_rows import export_prompts
     from tether.collect.exchange.rule import Rule
     from tether.collect.store import Store
 
@@ -119,8 +121,12 @@ def export(
     _refuse_idle(f"--rows {rows}", shapes)
     if margin == "none":
         _refuse_idle("--margin none", {name: (shapes[name][0], False) for name in ("--slight", "--much")})
+    _refuse_idle(f"--rows {rows}", {"--gold": (gold, rows != "prompts"), "--without": (without, rows != "prompts")})
     with Store.open(database) as store:
-        print(export_file(store, file, rule, form) if rows == "pairs" else export_judgements(store, file, rule, form))
+        if rows == "prompts":
+            print(f"{export_prompts(store, file, split, form)} prompts ({split})")
+        else:
+            print(export_file(store, file, rule, form) if rows == "pairs" else export_judgements(store, file, rule, form))
 
 
 @collect_app.command

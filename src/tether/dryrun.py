@@ -276,10 +276,10 @@ def _count_rows(source: Source, read: Callable[[Source], Sequence[object]]) -> i
 
 
 def _plan_memory(config: RunConfig) -> list[str]:
-    """The most that each stage holds, and what this machine has; nothing where the sizes of the model are not known yet."""
+    """The most that each stage holds, and what this machine has."""
     dims = _dims(config.model.path)
     if dims is None:
-        return []
+        return ["memory: not planned, the sizes of the model are not known before it is loaded"]
     narrow = config.compute.dtype == "bfloat16" or (config.compute.dtype == "auto" and multiplies_bfloat16())
     lines = [f"memory of {plan}" for plan in plan_memory(config, dims, narrow, _dims)]
     available = available_bytes()

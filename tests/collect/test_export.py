@@ -17,13 +17,14 @@ from tether.collect.entries import Answer
 from tether.collect.exchange.export import ExportReport, as_comparisons, comparisons, export_file, export_rows
 from tether.collect.exchange.formats import trl
 from tether.collect.exchange.imported import import_file
+from tether.collect.exchange.prompt_rows import export_prompts
 from tether.collect.exchange.rule import COLUMNS, Rule, decide, pair_votes
 from tether.collect.exchange.tables import read_table, write_table
 from tether.collect.judgement import Choice, Item, Judgement, Strength
 from tether.collect.settings import Settings
 from tether.collect.store import Store
 from tether.errors import ConfigError, DataError
-from tether.records import comparison_from_row
+from tether.records import comparison_from_row, read_prompts
 from tether.types import Comparison, Message, Prompt
 
 ITEM = Item("i", "p", ("a", "b"))
@@ -236,3 +237,19 @@ def test_judgements_are_found_by_an_index(store):
         text = str(query.compile(dialect=store.engine.dialect, compile_kwargs={"literal_binds": True}))
         plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}")]
     assert plan[0].startswith("SEARCH tether_judgements USING INDEX tether_judgements_live (item_id=?")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_prompts_go_out_once_each_and_are_read_as_prompts(tmp_path, ending):
+    with Store.create(tmp_path / "x.db", Settings(held_out_share=0.5, seed=1)) as store:
+        store.add_prompts([Prompt(f"p{n}", f"Ask {n}?", {"answer": str(n)} if n % 2 else {}) for n in range(20)])
+        counts = {split: export_prompts(store, tmp_path / f"{split}.{ending}", split) for split in ("train", "held_out", "all")}
+        assert counts["train"] + counts["held_out"] == counts["all"] == 20
+        told = read_prompts(read_table(tmp_path / f"all.{ending}"), "all")
+        assert [(one.prompt_id, one.text, one.columns.get("answer")) for one in told] == [
+            (f"p{n}", f"Ask {n}?", str(n) if n % 2 else None) for n in range(20)
+        ]
+        train = {one.prompt_id for one in read_prompts(read_table(tmp_path / f"train.{ending}"), "train")}
+        assert train == {one.prompt_id for one in store.prompts() if not one.held_out}
+    with Store.create(tmp_path / "none.db", Settings()) as store, pytest.raises(DataError, match="leaves no rows"):
+        export_prompts(store, tmp_path / "x.jsonl")

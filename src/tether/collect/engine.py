@@ -207,4 +207,4 @@ def check_file(engine: Engine) -> None:
     with reading(engine) as connection:
         found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
     if found != "ok":
-        raise _damaged(shown_place(engine), str(found))
+        raise _damaged(shown_place(engine), str(found).strip().splitlines()[-1])  # the first line says which database

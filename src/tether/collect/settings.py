@@ -11,7 +11,7 @@ from typing import Any
 
 from tether.errors import ConfigError
 
-__all__ = ["CHANGEABLE", "Settings", "Strategy"]
+__all__ = ["CHANGEABLE", "CHOOSING", "Settings", "Strategy"]
 
 CHANGEABLE = (
     "question", "guidelines", "strengths", "comments", "gold_share", "break_after_minutes", "reservation_minutes", "overlap",
@@ -29,6 +29,10 @@ class Strategy(StrEnum):
     RANDOM = "random"  # every item alike
     UNCERTAINTY = "uncertainty"  # where the newest scores give a preference probability nearest 1/2
     DISAGREEMENT = "disagreement"  # where several scorers' preference probabilities differ most
+
+
+CHOOSING = frozenset({Strategy.UNCERTAINTY, Strategy.DISAGREEMENT})
+"""Strategies that pick hard items; all others serve in random order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from tether.collect.opening import create_database, open_database, read_settings
 from tether.collect.order import display_order
 from tether.collect.scoring import read_scores, rerank, scorer_ids, write_scores
 from tether.collect.settings import CHANGEABLE, Settings, Strategy
-from tether.errors import ConfigError, DataError
+from tether.errors import ConfigError, DataError, StoreDamaged
 from tether.types import Prompt
 
 __all__ = ["Added", "Store"]
@@ -54,8 +54,19 @@ class Store:
 
     @classmethod
     def open(cls, url_or_path: str | os.PathLike[str]) -> Store:
-        """An existing database. Raises StoreError where there is none, where it is not one of ours, and where a newer Tether wrote it."""
-        return cls(*open_database(url_or_path))
+        """An existing database, whose file is read once: what a damaged page no longer tells would be missing from every figure and export
+        without a word (.25 s at 100,000 comparisons).
+
+        Raises StoreError where there is none, where it is not one of ours, and where a newer Tether wrote it; StoreDamaged where the file
+        is not sound.
+        """
+        store = cls(*open_database(url_or_path))
+        try:
+            store.check()
+        except StoreDamaged:
+            store.close()
+            raise
+        return store
 
     @property
     def place(self) -> str:

@@ -82,8 +82,9 @@ def _refuse_database(path: str, local: Path) -> None:
             return
     place = path.partition("://")[0] + "://..." if "://" in path else path  # a URL may hold a password
     raise DataError(
-        f"{place}: this is a database, and here rows of a file are read. Write them first: `tether collect export DATABASE FILE.jsonl` "
-        "(--split held_out for evaluation). [sft], [reward_model] and [direct.NAME] of a run take a database as data.path"
+        f"{place}: this is a database, and here rows of a file are read. Write its prompts first: `tether collect export DATABASE "
+        "FILE.jsonl --rows prompts` (--split held_out for evaluation). [sft], [reward_model] and [direct.NAME] of a run take a database as "
+        "data.path"
     )
 
 

@@ -27,8 +27,8 @@ from tether.plan.model import Dims
 
 __all__ = ["HEAD_CHUNK", "HEAD_KEPT", "HEAD_PIECE", "StagePlan", "plan_memory"]
 
-PROGRAM = 480 * 2**20
-"""Python, PyTorch and transformers before a model is read."""
+PROGRAM = 600 * 2**20
+"""Python, PyTorch, transformers and what training makes of them on the way, beside the tensors."""
 ALLOCATOR = 1.6
 PROMPT_TOKENS = 256
 """Of the longest prompt, where no setting bounds it."""

@@ -219,8 +219,8 @@ def test_sentences_come_first_and_hold_the_figures(summary):
     assert told[0].startswith(f"{len(summary.annotators) and round(summary.figure('judgements').value)} judgements by 6 people")
     assert "people favour a side" in " ".join(told)
     assert in_words(summarise([], [], {})) == (
-        "0 judgements by 0 people of 0 pairs of answers; 0 of these were judged by two or more people, and all that is said of agreement "
-        "comes from them.",
+        "0 judgements by 0 people, skips and test questions among them; 0 pairs of answers to ordinary items were judged, 0 by two or more "
+        "people, and all that is said of agreement comes from these.",
     )
 
 

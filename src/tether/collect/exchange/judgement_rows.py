@@ -25,6 +25,7 @@ from tether.collect.exchange.items import annotator_ids, item_rows, judgements_o
 from tether.collect.exchange.rule import Rule
 from tether.collect.exchange.tables import write_table
 from tether.collect.judgement import Choice, Judgement, Strength
+from tether.collect.settings import CHOOSING
 from tether.collect.store import Store
 from tether.errors import DataError
 from tether.records.fields import check_unicode, field_names, has, kind_of, messages_field, prompt_field
@@ -140,6 +141,12 @@ def _row(item: Any, prompt: Text, answers: Sequence[Answer], judgement: Judgemen
     }
 
 
+_CHOSEN = (
+    "item that a strategy had chosen for being hard (`chosen_by`): not kept of an item that is new here, whose statistics take it for one "
+    "drawn at random; `tether collect dump` and `load` keep it"
+)
+
+
 def judgements() -> Parser:
     """Rows of ``export_judgements``, back to what they were. Where ids of prompt, item and answers are missing, the contents decide."""
     return _parse
@@ -171,8 +178,9 @@ def _parse(row: Mapping[str, Any]) -> Iterator[Imported]:
     )
     if choice is Choice.SKIP and not word.reason.strip():
         raise DataError("a skip needs its `reason`.")
+    notes = () if _text(row, "chosen_by") not in CHOOSING else (_CHOSEN,)
     prompt = prompt_field(row, "prompt")
-    yield Imported(prompt, answers, (word,), prompt_id=_text(row, "prompt_id"), item_id=_text(row, "item_id"), gold=gold)
+    yield Imported(prompt, answers, (word,), notes=notes, prompt_id=_text(row, "prompt_id"), item_id=_text(row, "item_id"), gold=gold)
 
 
 def _texts(found: Any) -> list[Text]:

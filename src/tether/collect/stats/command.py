@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from tether.collect.judgement import Item, Judgement
+from tether.collect.settings import CHOOSING
 from tether.collect.simulate import SimulatedStudy, Study, simulate
 from tether.collect.stats.plan import Plan, plan_ceiling, plan_share
 from tether.collect.stats.summary import CollectSummary, summarise
@@ -16,7 +17,6 @@ from tether.collect.stats.words import as_text, plans_text, table
 __all__ = ["collect_stats", "names", "plans", "simulated_json", "simulated_text"]
 
 
-_CHOOSING = {"uncertainty", "disagreement"}  # strategies that pick hard items; all others serve in random order
 
 
 class StoreLike(Protocol):
@@ -44,7 +44,7 @@ def collect_stats(store: StoreLike, *, without: Collection[str] = (), seed: int 
     drawn: set[str] = set()
     for state in store.item_states():
         items.append(state.item)
-        if state.random or state.chosen_by not in _CHOOSING:
+        if state.random or state.chosen_by not in CHOOSING:
             drawn.add(state.item.item_id)
     lengths = {answer.answer_id: len(answer.plain) for answer in store.answers()}
     summary = summarise(judgements, items, lengths, random_items=drawn, seed=seed, confidence=confidence)

@@ -19,8 +19,9 @@ def in_words(summary: CollectSummary) -> tuple[str, ...]:
 def _sentences(summary: CollectSummary) -> Iterator[str]:
     count = {name: _whole(summary.figure(name)) for name in ("judgements", "annotators", "units", "shared_units")}
     yield (
-        f"{_counted(count['judgements'], 'judgement')} by {_people(count['annotators'])} of {_counted(count['units'], 'pair')} of answers; "
-        f"{count['shared_units']} of these were judged by two or more people, and all that is said of agreement comes from them."
+        f"{_counted(count['judgements'], 'judgement')} by {_people(count['annotators'])}, skips and test questions among them; "
+        f"{_counted(count['units'], 'pair')} of answers to ordinary items were judged, {count['shared_units']} by two or more "
+        "people, and all that is said of agreement comes from these."
     )
     if told := _share(summary.figure("decided_agreement")):
         yield f"Two people who both prefer one of the answers prefer the same one in {told} of cases; two coins would in 50 %."

@@ -57,7 +57,6 @@ def serve(
     """
     _address(host)
     with Store.open(url_or_path) as store:
-        store.check()
         server, office, listeners = _prepare(store, port, host, names, say)
         _tell(office, host, annotators, say)
         with suppress(KeyboardInterrupt):

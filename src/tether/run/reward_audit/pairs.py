@@ -117,7 +117,6 @@ def load_pairs(path: str, split: str | None, limit: int | None, fitted_to: Mappi
 
 _JUDGEMENT = {"answers", "choice", "annotator", "shown"}
 """Columns by which a row of `tether collect export --rows judgements` is known."""
-_CHOSEN_BY = {"uncertainty", "disagreement"}
 
 
 def _names(rows: Sequence[Any]) -> set[str]:
@@ -129,7 +128,7 @@ def _of_judgements(path: str, sha256: str, limit: int | None, fitted_to: Mapping
     is not in the file."""
     from tether.collect.exchange.imported import import_rows
     from tether.collect.exchange.judgement_rows import judgements
-    from tether.collect.settings import Settings
+    from tether.collect.settings import CHOOSING, Settings
     from tether.collect.store import Store
 
     rows = read_table(Path(path).expanduser())
@@ -142,7 +141,7 @@ def _of_judgements(path: str, sha256: str, limit: int | None, fitted_to: Mapping
         except DataError as error:
             raise DataError(str(error).replace(place, path)) from error
     found = replace(found, source=f"{path} [single judgements]", sha256=sha256)
-    if any(row.get("chosen_by") in _CHOSEN_BY for row in rows if isinstance(row, Mapping)):
+    if any(row.get("chosen_by") in CHOOSING for row in rows if isinstance(row, Mapping)):
         return replace(found, ceiling=None, no_ceiling="items were chosen for being hard; ask the database itself (`tether collect stats`)")
     ceiling = found.ceiling and replace(found.ceiling, source="the judgements of the file, as `tether collect stats` has it")
     return replace(found, ceiling=ceiling)
