@@ -25,5 +25,5 @@ def answer_like(prompt: Text, answer: str) -> Text:
 
 
 def prompt_key(prompt: Text) -> str:
-    """A string that equal prompts share, in whichever form: what rows are grouped, split and counted by."""
-    return repr(one_form(prompt, "user"))
+    """A string that equal prompts share, in whichever form: what rows are grouped, split and counted by. That of their turns."""
+    return repr((Message("user", prompt),) if isinstance(prompt, str) else prompt)
