@@ -25,6 +25,7 @@ from tether.models.policy import Policy
 from tether.models.reference import Reference
 from tether.models.tiny import make_tiny
 from tether.records import feedback_from_row, read_comparisons, read_feedback, write_jsonl
+from tether.records.texts import prompt_key
 from tether.report.page import write_report
 from tether.run.direct import num_steps, start_sums, train_direct, unit_sums
 from tether.run.displacement import DisplacementWatch, displacement
@@ -202,7 +203,7 @@ def test_mismatched_answers_come_from_other_prompts_and_keep_their_tokens(tiny_f
         assert row.token_ids[: len(prompt)] == prompt
         assert not any(row.response_mask[: len(prompt)])
         assert row.num_live >= 1
-        assert key in {repr(r["prompt"]) for r in ROWS}
+        assert key in {prompt_key(r["prompt"]) for r in ROWS}
     assert len(set(texts)) > 1
     one = [{"prompt": "a", "chosen": " b", "rejected": " c"}]
     with pytest.raises(DataError, match="all answers are to one prompt"):
