@@ -105,6 +105,31 @@ def test_w10_texts_are_rendered_in_linear_time(tmp_path, tab):
         assert ann.complaints == []
 
 
+@pytest.mark.parametrize("width", [1280, 360])
+def test_w10_a_word_without_end_can_be_judged(tmp_path, tab, width):
+    """A browser needs minutes for one word of a million letters, the page has 15 s: it is shown, marked and judged."""
+    word, accents = "A" * 1_000_000, "A" * 999 + "\U0001f468" + "e\u0301" * 2000
+    ways = [(word, word[1:]), (f"`{word}`", f"```\n{word}\n```"), (accents, "some words and " + "B" * 5000 + " some more")]
+    lengths = "() => [...document.querySelectorAll('#answers .text')].map((node) => node.textContent.length)"
+    store = collection(tmp_path / "a.db", ways)
+    store.add_prompts([Prompt("long", (Message("user", word),))])
+    store.add_answers(Answer(f"long{n}", "long", text) for n, text in enumerate("xy"))
+    store.add_items([Item("long", "long", ("long0", "long1"))])
+    with serving(store, say=_quiet) as office:
+        ann = tab(width)
+        ann.page.goto(_link(office))
+        ann.page.locator("#compare").wait_for()
+        seen = set()
+        for _ in range(len(ways) + 1):
+            seen |= set(ann.page.evaluate(lengths))
+            ann.keys("m", "m", "r")
+            seen |= set(ann.page.evaluate(lengths))
+            ann.keys("r")
+            ann.judge("t", "t")
+        assert {1_000_000, 999_999, len(accents) + 1} <= seen  # a face is two units of JavaScript
+        assert ann.complaints == []
+
+
 def _violations(tab: Any) -> list[str]:
     """What axe-core finds that is serious or critical. The script is run by the debugger, which no Content-Security-Policy holds up."""
     tab.page.evaluate(AXE)

@@ -32,17 +32,40 @@ function mark(char) {
   return node;
 }
 
+// A browser lays out one word of a million letters in minutes. A longer one than this is cut into boxes, and those that are off the screen cost
+// nothing (text.css). Scripts that are written without spaces can be broken anywhere and need no cutting.
+const LONGEST = 1000;
+const WORD = /[^\s\p{sc=Hani}\p{sc=Hira}\p{sc=Kana}\p{sc=Thai}\p{sc=Laoo}\p{sc=Khmr}\p{sc=Mymr}\p{sc=Tibt}]+/gu;
+const PIECE = new RegExp(`[^]{1,${LONGEST}}(?:\\u200d[^]|\\p{M}|\\p{Emoji_Modifier}){0,100}`, "gu");  // accents stay with their letter
+
+function appendSeen(parent, text) {
+  let done = 0;
+  for (const { 0: word, index } of text.length > LONGEST ? text.matchAll(WORD) : []) {
+    if (word.length <= LONGEST) continue;
+    if (index > done) parent.append(text.slice(done, index));
+    for (const piece of word.match(PIECE)) {
+      const node = document.createElement("span");
+      node.className = "piece";
+      node.textContent = piece;
+      parent.append(node);
+    }
+    done = index + word.length;
+  }
+  if (done < text.length) parent.append(text.slice(done));
+}
+
 // Appends `text` to `parent`: text nodes, and a mark for each character that is not seen.
 export function appendText(parent, text) {
   let done = 0;
   for (const found of text.matchAll(UNSEEN)) {
     if (belongsToPicture(text, found.index, found[0])) continue;
     if (found[0] === "\r" && text[found.index + 1] === "\n") {
-      parent.append(text.slice(done, found.index));  // a line end of Windows is a line end
+      appendSeen(parent, text.slice(done, found.index));  // a line end of Windows is a line end
     } else {
-      parent.append(text.slice(done, found.index), mark(found[0]));
+      appendSeen(parent, text.slice(done, found.index));
+      parent.append(mark(found[0]));
     }
     done = found.index + found[0].length;
   }
-  if (done < text.length) parent.append(text.slice(done));
+  appendSeen(parent, text.slice(done));
 }
