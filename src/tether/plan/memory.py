@@ -4,7 +4,7 @@
 
 What stays are weights, moments, reference, sampler, reward model and the copy that a checkpoint in the background takes. An update adds
 gradients, casts of matrices, and what a pass of ``compute.token_budget`` tokens keeps. The sums are those of the code as it is, tensor by
-tensor; 1.6 is for what the heap holds beyond them, whose blocks come in ever other sizes: measured were 1.2 to 1.6 (docs/memory.md). A run
+tensor; 1.6 is for what the heap holds beyond them, whose blocks come in ever other sizes: measured were 1.1 to 1.6 (docs/memory.md). A run
 logs what it held beside this (``memory_peak``, ``memory_planned``).
 """
 
