@@ -59,7 +59,7 @@ def run(workload: Workload, options: Options) -> dict[str, Any]:
         "versions": {name: environments.installed(environments.ensure(name)) for name in dict.fromkeys(v.environment for v in wanted)},
         "roofline": _roofline(options),
     }
-    result["tried"] = [] if options.everyone else _try_each([v for v in wanted if not v.ours], wanted, workload, setup, options)
+    result["tried"] = [] if options.everyone else _try_each([v for v in wanted if not v.ours], workload, options)
     taking_part = wanted if options.everyone else finalists(wanted, result["tried"], workload)
     _rounds(taking_part, lengths, workload, setup, options, result)
     after = _roofline(options)
@@ -97,10 +97,10 @@ def _setup(workload: Workload, sizes: Sizes, model: Path) -> dict[str, Any]:
     }
 
 
-def _try_each(
-    peers: Sequence[Variant], variants: Sequence[Variant], workload: Workload, setup: Mapping[str, Any], options: Options
-) -> list[dict[str, Any]]:
-    """The first step of every peer's variant that has a rival of the same precision; the second where the first one compiles."""
+def _try_each(peers: Sequence[Variant], workload: Workload, options: Options) -> list[dict[str, Any]]:
+    """The first step, of a trial's sizes, of every peer's variant that has a rival of its precision; the second for compilers."""
+    sizes = workload.sized(options.sizes, trial=True)
+    setup = _setup(workload, sizes, options.model)
     tried = []
     for variant in peers:
         if sum(other.numerics == variant.numerics for other in peers) < 2:
@@ -134,7 +134,7 @@ def _rounds(
         for variant in variants:
             try:
                 side = _side(variant, workload, setup, options)
-                warm = {kind: side.measure(lengths=kind) for kind in lengths}
+                warm = {lengths[0]: side.measure(lengths=lengths[0])}
                 _check(side, warm.get("forced"), "forced", setup, workload)
             except SideFailed as error:
                 _say(f"FAILED {error}")

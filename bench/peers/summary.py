@@ -149,7 +149,12 @@ def _tried(result: Mapping[str, Any], workload: Workload) -> list[str]:
             cells.append(f"{one['name']}: failed ({one['failed'].splitlines()[-1][:120]})")
         else:
             cells.append(f"{one['name']} {seconds_of(one['measure'], workload.phases):.1f} s")
-    return ["Tried once each, to choose the peer's setting (its first step, full lengths): " + "; ".join(cells) + ".", ""]
+    smaller = "".join(f", {count} {what} in place of {result['sizes'][what]}" for what, count in _trial(result, workload).items())
+    return [f"Tried once each, to choose the peer's setting (its first step{smaller}): " + "; ".join(cells) + ".", ""]
+
+
+def _trial(result: Mapping[str, Any], workload: Workload) -> Mapping[str, int]:
+    return {} if result.get("quick") else workload.trial
 
 
 def goals_table(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -190,10 +195,11 @@ def section(results: Mapping[str, Mapping[str, Any]], places: Mapping[str, str])
         "",
     ]
     lines += [
-        "Each side is loaded once and stopped dead (SIGSTOP) while another measures; rounds go A B C A B C. The peer's settings are tried "
-        "first (all are listed), and the fastest of each precision takes part: float32 weights with autocast to bfloat16, as Tether has, "
-        "and any other; where a command names variants, those were taken and nothing was tried in that run. A ratio is taken within each "
-        "round. Others' cores: the most that other processes used during a measurement, 0 on a quiet machine.",
+        "Each side is loaded once, warmed up by a step, and stopped dead (SIGSTOP) while another measures; rounds go A B C A B C. The "
+        "peer's settings are tried first on a smaller step (all are listed), and the fastest of each precision takes part: float32 "
+        "weights with autocast to bfloat16, as Tether has, and any other; where a command names variants, those alone were tried. A "
+        "ratio is taken within each round. Others' cores: the most that other processes used during a measurement, 0 on a quiet "
+        "machine.",
         "",
         goals_table(results),
     ]

@@ -60,7 +60,8 @@ class Variant:
 
 @dataclass(frozen=True)
 class Workload:
-    """``phases``: of the total that is compared, all where empty. ``lengths``: how answers end. ``goals``: ratio wanted, by numerics."""
+    """``phases``: of the total that is compared, all where empty. ``lengths``: how answers end. ``goals``: ratio wanted, by numerics.
+    ``sizes`` and ``trial``: what is other than usual in a measurement, and besides in a trial of a peer's setting."""
 
     name: str
     title: str
@@ -71,16 +72,15 @@ class Workload:
     goals: Mapping[str, float] = field(default_factory=dict)
     memory_goal: float | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
+    trial: Mapping[str, int] = field(default_factory=dict)
 
-    def sized(self, sizes: Sizes) -> Sizes:
+    def sized(self, sizes: Sizes, *, trial: bool = False) -> Sizes:
         """The sizes of this workload; quick ones stay as they are."""
-        return sizes if sizes == QUICK else replace(sizes, **self.sizes)
+        return sizes if sizes == QUICK else replace(sizes, **{**self.sizes, **(self.trial if trial else {})})
 
     def choose(self, names: Sequence[str]) -> tuple[Variant, ...]:
-        """The variants of those names, and ours as shipped where none of them is ours; without names those that are run by default. Raises
-        ValueError for a name that is not there."""
-        if unknown := set(names) - {variant.name for variant in self.variants}:
-            raise ValueError(f"{self.name} has no variant {sorted(unknown)}; it has {[variant.name for variant in self.variants]}")
+        """The variants of those names (other names are not this workload's), and ours as shipped where none of them is ours; without names
+        those that are run by default."""
         chosen = tuple(variant for variant in self.variants if (variant.name in names if names else variant.default))
         return chosen if any(variant.ours for variant in chosen) else (self.variants[0], *chosen)
 
@@ -108,8 +108,14 @@ def _peer(
     return Variant(name, environment, driver, settings, variables, numerics, default)
 
 
-def _trl(driver: str, rows: Sequence[int], environment: str = "trl", **more: Any) -> tuple[Variant, ...]:
-    """The settings that are tried for a trainer: rows a pass, weights in float32 or bfloat16, autocast, attention, allocator, compiler."""
+def _trl(
+    driver: str, rows: Sequence[int], environment: str = "trl", *, system: bool = False, bf16: bool = True, **more: Any
+) -> tuple[Variant, ...]:
+    """The settings of a trainer: rows a pass, weights in float32 or bfloat16, autocast, attention, allocator, OpenMP, compiler.
+
+    ``system``: allocator and OpenMP are tried here (elsewhere by name alone: they are the machine's, and two workloads settle them);
+    ``bf16``: so are bfloat16 weights.
+    """
     middle = rows[len(rows) // 2]
 
     def one(name: str, weights: str, *, autocast: bool, rows: int = middle, **kept: Any) -> Variant:
@@ -117,13 +123,13 @@ def _trl(driver: str, rows: Sequence[int], environment: str = "trl", **more: Any
 
     return (
         *(one(f"autocast, {n} rows", "float32", autocast=True, rows=n) for n in rows),
-        one(f"autocast, {middle} rows, plain allocator", "float32", autocast=True, tuned=False),
         one(f"autocast, {middle} rows, eager attention", "float32", autocast=True, attention="eager"),
-        one(f"autocast, {middle} rows, Intel OpenMP", "float32", autocast=True, openmp=True),
+        one(f"autocast, {middle} rows, plain allocator", "float32", autocast=True, tuned=False, default=system),
+        one(f"autocast, {middle} rows, Intel OpenMP", "float32", autocast=True, openmp=True, default=system),
         one(f"autocast, {middle} rows, compiled", "float32", autocast=True, compile=True, default=False),
-        *(one(f"bf16 weights, {n} rows", "bfloat16", autocast=False, rows=n) for n in rows),
-        one(f"bf16 weights, {middle} rows, eager attention", "bfloat16", autocast=False, attention="eager"),
-        one(f"bf16 weights, {middle} rows, Intel OpenMP", "bfloat16", autocast=False, openmp=True),
+        *(one(f"bf16 weights, {n} rows", "bfloat16", autocast=False, rows=n, default=bf16) for n in rows),
+        one(f"bf16 weights, {middle} rows, eager attention", "bfloat16", autocast=False, attention="eager", default=bf16),
+        one(f"bf16 weights, {middle} rows, Intel OpenMP", "bfloat16", autocast=False, openmp=True, default=bf16 and system),
         one(f"bf16 weights and autocast, {middle} rows", "bfloat16", autocast=True, default=False),
         one(f"fp32, {middle} rows", "float32", autocast=False, default=False),
     )
@@ -139,9 +145,10 @@ def _vllm(name: str, default: bool = True, variables: Settings | None = None, **
 
 
 _ONLINE = ("forced", "natural")
-_GRPO = _trl("trl_grpo", (8, 16))
-_UPDATE = _trl("trl_grpo", (4, 8, 16, 32))
-_OFFLINE_ROWS = (2, 4, 8, 16)
+_GRPO = _trl("trl_grpo", (16, 8), system=True)
+_UPDATE = _trl("trl_grpo", (4, 8, 16))
+_PAIRS = _trl("trl_offline", (2, 4, 8))
+_SEQUENCES = _trl("trl_offline", (4, 8, 16), system=True)
 
 
 def _our_variants(driver: str) -> tuple[Variant, ...]:
@@ -176,6 +183,7 @@ WORKLOADS: Mapping[str, Workload] = {
             lengths=_ONLINE,
             goals={"same": 6, "other": 5},
             memory_goal=0.5,
+            trial={"prompts": 2},
         ),
         Workload(
             "generate",
@@ -197,6 +205,7 @@ WORKLOADS: Mapping[str, Workload] = {
             lengths=_ONLINE,
             goals={"other": 4, "vllm": 2},
             phases=("generate",),
+            trial={"prompts": 2},
         ),
         Workload(
             "update",
@@ -204,6 +213,7 @@ WORKLOADS: Mapping[str, Workload] = {
             (*_our_variants("tether_update"), *_UPDATE),
             phases=("update", "optimiser"),
             goals={"same": 6, "other": 6},
+            trial={"prompts": 2},
         ),
         Workload(
             "reference",
@@ -211,6 +221,7 @@ WORKLOADS: Mapping[str, Workload] = {
             (*_our_variants("tether_update"), *_UPDATE),
             phases=("reference",),
             goals={"same": 5, "other": 5},
+            trial={"prompts": 2},
         ),
         Workload(
             "ppo",
@@ -218,24 +229,25 @@ WORKLOADS: Mapping[str, Workload] = {
             (
                 *_our_variants("tether_online"),
                 _ours("tether_online", "tether, separate critic", default=False, critic="separate"),
-                *_trl("trl_ppo", (4, 8, 16), environment="trl-ppo", rollout_rows=32),
+                *_trl("trl_ppo", (4, 8, 16), environment="trl-ppo", bf16=False, rollout_rows=32),
             ),
             sizes={"prompts": 64, "samples": 1},
-            lengths=_ONLINE,
             goals={"same": 6, "other": 6},
+            trial={"prompts": 16},
         ),
         *(
             Workload(
                 name,
                 f"{title}: 16 pairs x 2 x 256 tokens a step",
-                (*_our_variants("tether_offline"), *_trl("trl_offline", rows)),
+                (*_our_variants("tether_offline"), *peers),
                 tokens="all",
                 goals={"same": 3, "other": 3},
+                trial={"pairs": 8},
             )
-            for name, title, rows in (
-                ("reward-model", "Reward model", _OFFLINE_ROWS),
-                ("dpo", "DPO with its reference pass", _OFFLINE_ROWS),
-                ("sft", "SFT", (4, 8, 16, 32)),
+            for name, title, peers in (
+                ("reward-model", "Reward model", _PAIRS),
+                ("dpo", "DPO with its reference pass", _PAIRS),
+                ("sft", "SFT", _SEQUENCES),
             )
         ),
     )

@@ -18,7 +18,7 @@ import pytest
 from bench.peers import summary, texts
 from bench.peers.drivers import processes
 from bench.peers.run import finalists
-from bench.peers.workloads import QUICK, WORKLOADS, Variant, Workload
+from bench.peers.workloads import FULL, QUICK, WORKLOADS, Variant, Workload
 from bench.roofline import Dims, Roof, generate_floor_s, update_floor_s
 
 DRIVERS = Path(processes.__file__).parent
@@ -123,9 +123,14 @@ def test_every_workload_has_its_driver_and_one_default_of_ours_and_sizes_that_di
         assert [variant.name for variant in workload.choose(()) if variant.ours] == ["tether"]
         assert len({variant.name for variant in workload.variants}) == len(workload.variants)
         assert workload.sized(QUICK) == QUICK
-    with pytest.raises(ValueError, match="no variant"):
-        WORKLOADS["sft"].choose(["nobody"])
-    assert [variant.name for variant in WORKLOADS["sft"].choose(["trl fp32, 16 rows"])] == ["tether", "trl fp32, 16 rows"]
+        assert workload.sized(QUICK, trial=True) == QUICK
+        trial, full = workload.sized(FULL, trial=True), workload.sized(FULL)
+        assert trial != full
+        assert (trial.response_tokens, trial.pair_tokens, trial.samples) == (full.response_tokens, full.pair_tokens, full.samples)
+        rows = 2 * trial.pairs if workload.name == "sft" else trial.pairs if workload.tokens == "all" else trial.prompts * trial.samples
+        tried = [variant.settings.get("rows_per_pass", 1) for variant in workload.variants if variant.default and not variant.ours]
+        assert max(tried) <= rows  # else a trial could not tell it from fewer rows
+    assert [variant.name for variant in WORKLOADS["sft"].choose(["trl fp32, 8 rows"])] == ["tether", "trl fp32, 8 rows"]
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------------
@@ -142,6 +147,7 @@ def result() -> dict[str, Any]:
         "date": "2026-11-30 00:00 UTC",
         "rounds": 3,
         "lengths": ["forced"],
+        "sizes": {"prompts": 8},
         "machine": {"processor": "EPYC", "cores": 2},
         "versions": {"tether": {"torch": "2.13.0"}},
         "roofline": {"bf16_tflops": 2.0, "fp32_tflops": 0.3, "read_gbs": 28.0, "copy_gbs": 20.0, "shapes": {}},
@@ -160,7 +166,7 @@ def test_a_result_becomes_a_table_with_its_ratios() -> None:
     assert "tether against trl a: 6.00 [6.00, 6.00] times the tokens/s (whole), 33% of its peak memory." in text
     assert "tether against trl c: 4.50 [4.50, 4.50]" in text
     assert "update: 25% of the roofline" in text
-    assert "trl a 100.0 s; trl b: failed (RuntimeError: no)" in text
+    assert "(its first step, 2 prompts in place of 8): trl a 100.0 s; trl b: failed (RuntimeError: no)" in text
     columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert len(columns) == 1
 
@@ -239,6 +245,35 @@ def test_workloads_are_measured_in_one_order_and_all_writes_the_page(monkeypatch
     monkeypatch.setattr(command, "write", lambda result, options: result)
     monkeypatch.setattr(command, "result_text", lambda result: "")
     monkeypatch.setattr(command, "_tables", lambda: written.append(1) or 0)
+    monkeypatch.setattr(command, "_problem", lambda *asked: None)
     assert command.main(asked.split()) == 0
     assert measured == (wanted or [name for name in WORKLOADS if name != "reference"])  # its figures are those of update
     assert len(written) == tables
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["sft", "--rounds", "0"], "expected a whole number of at least 1, got '0'"),
+        (["sft", "--rounds", "-1"], "expected a whole number of at least 1, got '-1'"),
+        (["sft", "grpo", "--variants", "nobody"], "no variant is named 'nobody' in grpo, sft"),
+        (["grpo", "generate", "--variants", "vllm bf16"], "grpo has none of the variants that --variants names"),
+        (["sft", "--model", "/nowhere"], "/nowhere has no config.json: make it with `tether fetch smollm2`"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_anything_is(capsys, asked, told) -> None:
+    from bench.peers import __main__ as command
+
+    with pytest.raises(SystemExit) as stopped:
+        command.main(asked)
+    assert stopped.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_name_counts_where_a_workload_has_it(tmp_path) -> None:
+    from bench.peers import __main__ as command
+
+    for file in ("config.json", "tokenizer.json", "chat_template.jinja"):
+        (tmp_path / file).write_text("{}")
+    assert command._problem(["generate", "sft"], ["vllm bf16", "trl autocast, 8 rows"], tmp_path) is None
+    assert [v.name for v in WORKLOADS["generate"].choose(["vllm bf16", "trl autocast, 8 rows"])] == ["tether", "vllm bf16"]
