@@ -2,6 +2,7 @@
 #   make quickstart   install, fetch the model, run the main recipe: runs/quickstart/report.html
 #   make test         the default tests            make slow    the slow ones (real model)
 #   make check        lint, types, layers, guards  make web     those in a browser (needs Debian's chromium)
+#   make bench        Tether beside TRL, transformers and vLLM: two to three hours on two cores, 6 GB; writes bench/RESULTS.md
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,10 +12,10 @@ RUN := $(VENV)/.installed-run
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test slow web check lint types layers guards docs clean
+.PHONY: help quickstart test slow web check lint types layers guards docs bench clean
 
 help:
-	@sed -n '2,4s/^#   //p' Makefile
+	@sed -n '2,5s/^#   //p' Makefile
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Tether needs Python 3.11 or newer: make PYTHON=/path/to/python")'
@@ -36,6 +37,10 @@ $(WEB): $(DEV)
 quickstart: $(RUN)
 	$(BIN)/tether fetch smollm2
 	$(BIN)/tether run recipes/quickstart.toml
+
+bench: $(RUN)
+	$(BIN)/tether fetch smollm2
+	$(BIN)/python -m bench.peers all $(BENCH)
 
 test: $(DEV)
 	$(PYTEST) -m "not slow and not web and not ray and not gpu"

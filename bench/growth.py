@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--point", type=int, nargs=2, metavar=("TOKENS", "GROUP"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.steps < 1:
+        parser.error(f"--steps: expected at least 1, got {options.steps}")
     if options.point:
         tokens, group = options.point
         print(json.dumps(_point(tokens, group, options.steps)))
@@ -109,7 +111,8 @@ def _table(name: str, points: Sequence[dict[str, float]]) -> str:
     for p in points:
         seconds = " | ".join(f"{p[phase]:.2f}" for phase in (*_PHASES, "seconds"))
         lines.append(f"| {p[key]:.0f} | {p['tokens']:.0f} | {seconds} | {1000 * p['seconds'] / p['tokens']:.1f} | {p['peak_mib']:.0f} |")
-    slopes = ", ".join(f"{phase.removesuffix('_seconds')} {_slope(points, phase):.2f}" for phase in (*_PHASES, "seconds"))
+    named = zip(("generate", "reference", "update", "step"), (*_PHASES, "seconds"), strict=True)
+    slopes = ", ".join(f"{name} {_slope(points, phase):.2f}" for name, phase in named)
     return "\n".join([*lines, "", f"Exponent of seconds in tokens: {slopes}.", ""])
 
 

@@ -2,6 +2,7 @@
 
     python -m bench.peers all [--rounds 3]                 every workload, then the section "Speed against peers" of bench/RESULTS.md
     python -m bench.peers grpo update [--quick]            some of them
+    python -m bench.peers variants                         the settings of every side
     python -m bench.peers table                            the section anew from the raw numbers
 
 Prints tables and writes bench/results/WHAT.json (with --quick: quick/WHAT.json of the folder below). The first run
@@ -14,6 +15,7 @@ import argparse
 import json
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("what", nargs="+", choices=[*WORKLOADS, "all", "table", "variants"])
     parser.add_argument("--rounds", type=_count, help="measurements of each side (default: 3, with --quick 1)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: proves that everything runs, says nothing about speed")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, no trials: shows that it runs, says nothing about speed")
     parser.add_argument("--everyone", action="store_true", help="no trial of the settings: all variants take part in every round (memory!)")
     parser.add_argument(
         "--variants", nargs="+", default=[], metavar="NAME", help="only these and Tether, each where a workload has it; see `variants`"
@@ -50,13 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     names = list(WORKLOADS) if "all" in options.what else [name for name in WORKLOADS if name in options.what]
     model = options.model.expanduser()
-    if problem := _problem(names, options.variants, model):
+    folder = HOME / "quick" if options.quick else _RESULTS
+    if problem := _problem(names, options.variants, options.lengths, model) or _unwritable(folder):
         parser.error(problem)
     given = list(sys.argv[1:] if arguments is None else arguments)
     asked = Options(
         rounds=options.rounds or (1 if options.quick else 3),
         model=model,
-        folder=HOME / "quick" if options.quick else _RESULTS,
+        folder=folder,
         command="python -m bench.peers " + shlex.join(given),
         quick=options.quick,
         everyone=options.everyone,
@@ -77,29 +80,60 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _problem(names: Sequence[str], variants: Sequence[str], model: Path) -> str | None:
-    """What cannot be measured as asked, before anything is: variants that no workload has or that leave one without a peer, no model."""
+def _problem(names: Sequence[str], variants: Sequence[str], lengths: Sequence[str], model: Path) -> str | None:
+    """What cannot be measured as asked: variants that no workload has or that leave one without a peer, lengths it has not, no model."""
     known = {variant.name for name in names for variant in WORKLOADS[name].variants}
     if unknown := [name for name in variants if name not in known]:
         return f"no variant is named {unknown[0]!r} in {', '.join(names)}: `python -m bench.peers variants` lists them"
     for name in names if variants else ():
         if not any(variant.name in variants for variant in WORKLOADS[name].variants):
             return f"{name} has none of the variants that --variants names: add one of its own, or leave {name} out"
+    for name in names if lengths else ():
+        if not set(lengths) & set(WORKLOADS[name].lengths):
+            return f"{name} has no --lengths {' '.join(lengths)}, only {', '.join(WORKLOADS[name].lengths)}: leave {name} out, or --lengths"
     missing = [file for file in ("config.json", "tokenizer.json", "chat_template.jinja") if not (model / file).is_file()]
     if missing:
         return f"{model} has no {missing[0]}: make it with `tether fetch smollm2`, or name another folder of a model with --model"
     return None
 
 
+def _unwritable(folder: Path) -> str | None:
+    """Why no result could be written there: asked before hours are spent on one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder) as probe:
+            probe.write(b" " * 2**20)
+            probe.flush()
+    except OSError as error:
+        return f"results cannot be written into {folder}: {error.strerror}"
+    return None
+
+
 def _tables() -> int:
-    results = {name: json.loads(path.read_text()) for name in WORKLOADS if (path := _RESULTS / f"{name}.json").exists()}
-    if not results:
-        print(f"there is no result in {_RESULTS}: run `python -m bench.peers all` first", file=sys.stderr)
-        return 1
     page = _BENCH / "RESULTS.md"
-    page.write_text(replaced(page.read_text(), section(results, {name: f"bench/results/{name}.json" for name in results})))
+    try:
+        results = {name: _read(name, path) for name in WORKLOADS if (path := _RESULTS / f"{name}.json").exists()}
+        if not results:
+            raise ValueError(f"there is no result in {_RESULTS}: run `python -m bench.peers all` first")
+        page.write_text(replaced(page.read_text(), section(results, {name: f"bench/results/{name}.json" for name in results})))
+    except (ValueError, OSError) as error:
+        print(f"{page} is as it was: {error}", file=sys.stderr)
+        return 1
     print(f"{page}: {', '.join(results)}")
     return 0
+
+
+def _read(name: str, path: Path) -> dict[str, Any]:
+    """A result that may be shown. Raises ValueError for a file that is none, is of --quick, or holds no round."""
+    try:
+        result = json.loads(path.read_text())
+        result_text(result)
+        what, quick, rounds = result["what"], result["quick"], result["rounds"]
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise ValueError(f"{path} is not a result of this benchmark ({type(error).__name__}: {error}): measure it again") from error
+    if what != name or quick or rounds < 1:
+        raise ValueError(f"{path} holds {rounds} rounds of {what}{' with --quick' if quick else ''}, expected a measurement of {name}")
+    return result
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def run(workload: Workload, options: Options) -> dict[str, Any]:
         "versions": {name: environments.installed(environments.ensure(name)) for name in dict.fromkeys(v.environment for v in wanted)},
         "roofline": _roofline(options),
     }
-    result["tried"] = [] if options.everyone else _try_each([v for v in wanted if not v.ours], workload, options)
+    result["tried"] = [] if options.everyone or options.quick else _try_each([v for v in wanted if not v.ours], workload, options)
     taking_part = wanted if options.everyone else finalists(wanted, result["tried"], workload)
     _rounds(taking_part, lengths, workload, setup, options, result)
     after = _roofline(options)

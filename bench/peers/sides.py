@@ -6,6 +6,7 @@ own. What else the machine did meanwhile is read from /proc/stat and kept with e
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import selectors
@@ -24,6 +25,8 @@ __all__ = ["Side", "SideFailed"]
 
 _DRIVERS = Path(__file__).parent / "drivers"
 _TICK = os.sysconf("SC_CLK_TCK")
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
 class SideFailed(Exception):
@@ -44,6 +47,7 @@ class Side:
             stderr=self._errors,
             env=_variables(variant),
             cwd=_scratch(),
+            preexec_fn=_die_with_parent,
         )
         self._send({**setup, "settings": dict(variant.settings)})
         self.facts = self._answer()
@@ -102,6 +106,11 @@ class Side:
             tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-12:])
             raise SideFailed(f"{self.variant.name}: no answer; {self._log} ends with\n{tail}")
         return json.loads(line)
+
+
+def _die_with_parent() -> None:
+    """In the child: the kernel kills it when the harness goes, however that went; a stopped process would stay for ever."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 def _variables(variant: Variant) -> dict[str, str]:

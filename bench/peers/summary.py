@@ -24,6 +24,7 @@ __all__ = [
     "tokens_of",
 ]
 
+TITLE = "## Speed against peers"
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 _ORDER = ("generate", "score", "reference", "old", "update", "optimiser", "publish", "other")
 _LENGTHS = {"forced": "answers of full length", "natural": "answers that end by themselves"}
@@ -83,10 +84,11 @@ def phase_names(sides: Sequence[Mapping[str, Any]], lengths: str) -> list[str]:
 def result_text(result: Mapping[str, Any]) -> str:
     """One result file as Markdown: a table per kind of lengths, ratios with their spread, what was tried, how it was run."""
     workload = WORKLOADS[result["what"]]
-    lines = [f"### {workload.title}", ""]
+    quick = " (no: tiny sizes, with --quick)" if result.get("quick") else ""
+    lines = [f"### {workload.title}{quick}", ""]
     lines += [f"`{result['command']}`, {result['date']}, {result['rounds']} rounds, one side after the other.", ""]
-    if result.get("quick"):
-        lines += ["With --quick: tiny sizes in place of those above. These numbers say that it runs, and nothing about speed.", ""]
+    if quick:
+        lines += ["These numbers say that it runs, and nothing about speed.", ""]
     for lengths in result["lengths"]:
         sides = [side for side in result["sides"] if side["measures"].get(lengths)]
         if sides:
@@ -149,12 +151,8 @@ def _tried(result: Mapping[str, Any], workload: Workload) -> list[str]:
             cells.append(f"{one['name']}: failed ({one['failed'].splitlines()[-1][:120]})")
         else:
             cells.append(f"{one['name']} {seconds_of(one['measure'], workload.phases):.1f} s")
-    smaller = "".join(f", {count} {what} in place of {result['sizes'][what]}" for what, count in _trial(result, workload).items())
+    smaller = "".join(f", {count} {what} in place of {result['sizes'][what]}" for what, count in workload.trial.items())
     return [f"Tried once each, to choose the peer's setting (its first step{smaller}): " + "; ".join(cells) + ".", ""]
-
-
-def _trial(result: Mapping[str, Any], workload: Workload) -> Mapping[str, int]:
-    return {} if result.get("quick") else workload.trial
 
 
 def goals_table(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -189,7 +187,7 @@ def _goal_rows(workload: Workload, ours: Mapping[str, Any] | None, peers: Sequen
 def section(results: Mapping[str, Mapping[str, Any]], places: Mapping[str, str]) -> str:
     """The whole section of RESULTS.md, markers included. ``places``: where the raw numbers of each result lie."""
     ordered = [name for name in WORKLOADS if name in results]
-    lines = [BEGIN, "## Speed against peers", ""]
+    lines = [BEGIN, TITLE, ""]
     lines += [
         "Made by `python -m bench.peers table` from the raw numbers in " + ", ".join(f"`{places[name]}`" for name in ordered) + ".",
         "",
@@ -231,10 +229,12 @@ def _machines(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def replaced(page: str, text: str) -> str:
     """``page`` with ``text`` in place of what stands between the markers, or at its end where there are none. Raises ValueError for one
-    marker without the other."""
+    marker without the other, and for a section without them."""
     if (BEGIN in page) != (END in page):
         raise ValueError(f"one of the markers {BEGIN} and {END} is missing")
     if BEGIN not in page:
+        if TITLE in page.splitlines():
+            raise ValueError(f"the section {TITLE!r} has lost its markers: put {BEGIN} above it and {END} below")
         return page.rstrip() + "\n\n" + text
     before, _, rest = page.partition(BEGIN)
     return before + text.rstrip() + rest.partition(END)[2]

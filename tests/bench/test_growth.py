@@ -23,4 +23,4 @@ def test_a_table_has_a_row_for_every_point_and_the_exponents():
     table = growth._table("tokens of an answer", points(1)).splitlines()
     assert table[2] == "| 32 | 32 | 0.32 | 0.32 | 0.32 | 0.32 | 10.0 | 1 |"
     assert len(table[:5]) == 5
-    assert table[-1] == "Exponent of seconds in tokens: generate 1.00, annotate 1.00, update 1.00, seconds 1.00."
+    assert table[-1] == "Exponent of seconds in tokens: generate 1.00, reference 1.00, update 1.00, step 1.00."

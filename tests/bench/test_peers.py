@@ -189,6 +189,8 @@ def test_the_section_is_replaced_and_the_rest_of_the_page_is_left_alone() -> Non
     assert summary.replaced(again, section) == page
     with pytest.raises(ValueError, match="markers"):
         summary.replaced(summary.BEGIN, section)
+    with pytest.raises(ValueError, match="lost its markers"):
+        summary.replaced(once.replace(summary.BEGIN, "").replace(summary.END, ""), section)
 
 
 # -- floors and processes ----------------------------------------------------------------------------------------------------
@@ -258,6 +260,7 @@ def test_workloads_are_measured_in_one_order_and_all_writes_the_page(monkeypatch
         (["sft", "--rounds", "-1"], "expected a whole number of at least 1, got '-1'"),
         (["sft", "grpo", "--variants", "nobody"], "no variant is named 'nobody' in grpo, sft"),
         (["grpo", "generate", "--variants", "vllm bf16"], "grpo has none of the variants that --variants names"),
+        (["sft", "--lengths", "natural"], "sft has no --lengths natural, only forced"),
         (["sft", "--model", "/nowhere"], "/nowhere has no config.json: make it with `tether fetch smollm2`"),
     ],
 )
@@ -275,5 +278,62 @@ def test_a_name_counts_where_a_workload_has_it(tmp_path) -> None:
 
     for file in ("config.json", "tokenizer.json", "chat_template.jinja"):
         (tmp_path / file).write_text("{}")
-    assert command._problem(["generate", "sft"], ["vllm bf16", "trl autocast, 8 rows"], tmp_path) is None
+    assert command._problem(["generate", "sft"], ["vllm bf16", "trl autocast, 8 rows"], [], tmp_path) is None
     assert [v.name for v in WORKLOADS["generate"].choose(["vllm bf16", "trl autocast, 8 rows"])] == ["tether", "vllm bf16"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (lambda r: json.dumps(r)[:-40], "grpo.json is not a result of this benchmark (JSONDecodeError"),
+        (lambda r: "[1]", "grpo.json is not a result of this benchmark (TypeError"),
+        (lambda r: json.dumps({"what": "grpo"}), "grpo.json is not a result of this benchmark (KeyError"),
+        (lambda r: json.dumps({**r, "quick": True}), "holds 3 rounds of grpo with --quick"),
+        (lambda r: json.dumps({**r, "rounds": 0, "sides": []}), "holds 0 rounds of grpo"),
+    ],
+)
+def test_the_page_takes_only_measurements_and_is_left_alone_otherwise(monkeypatch, tmp_path, capsys, text, told) -> None:
+    from bench.peers import __main__ as command
+
+    monkeypatch.setattr(command, "_BENCH", tmp_path)
+    monkeypatch.setattr(command, "_RESULTS", tmp_path)
+    (tmp_path / "RESULTS.md").write_text("# Results\n")
+    (tmp_path / "grpo.json").write_text(text({**result(), "quick": False}))
+    assert command.main(["table"]) == 1
+    assert told in capsys.readouterr().err
+    assert (tmp_path / "RESULTS.md").read_text() == "# Results\n"
+    (tmp_path / "grpo.json").write_text(json.dumps({**result(), "quick": False}))
+    assert command.main(["table"]) == 0
+    assert summary.TITLE in (tmp_path / "RESULTS.md").read_text()
+
+
+def test_results_that_cannot_be_written_are_said_before_anything_is_measured(tmp_path) -> None:
+    from bench.peers import __main__ as command
+
+    assert command._unwritable(tmp_path / "new") is None
+    (tmp_path / "file").write_text("")
+    assert "results cannot be written into" in (command._unwritable(tmp_path / "file") or "")
+
+
+def test_a_stopped_side_ends_when_the_harness_is_killed(tmp_path) -> None:
+    """The harness here: a process that starts one side in another session, stops it and waits to be killed."""
+    script = (
+        "import os, signal, subprocess, sys, time\n"
+        "from bench.peers import sides\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], preexec_fn=sides._die_with_parent)\n"
+        "os.kill(child.pid, signal.SIGSTOP)\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, cwd=DRIVERS.parents[2]) as harness:
+        assert harness.stdout is not None
+        child = int(harness.stdout.readline())
+        harness.kill()
+    for _ in range(200):
+        state = Path(f"/proc/{child}/stat")
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX":
+            return
+        time.sleep(0.05)
+    os.kill(child, 9)
+    pytest.fail("the stopped process outlived its harness")
