@@ -145,6 +145,7 @@ def _vllm(name: str, default: bool = True, variables: Settings | None = None, **
 
 
 _ONLINE = ("forced", "natural")
+_FEW: Mapping[str, int] = MappingProxyType({"prompts": 2, "response_tokens": 64})
 _GRPO = _trl("trl_grpo", (16, 8), system=True)
 _UPDATE = _trl("trl_grpo", (4, 8, 16))
 _PAIRS = _trl("trl_offline", (2, 4, 8))
@@ -183,7 +184,7 @@ WORKLOADS: Mapping[str, Workload] = {
             lengths=_ONLINE,
             goals={"same": 6, "other": 5},
             memory_goal=0.5,
-            trial={"prompts": 2},
+            trial=_FEW,
         ),
         Workload(
             "generate",
@@ -205,7 +206,7 @@ WORKLOADS: Mapping[str, Workload] = {
             lengths=_ONLINE,
             goals={"other": 4, "vllm": 2},
             phases=("generate",),
-            trial={"prompts": 2},
+            trial=_FEW,
         ),
         Workload(
             "update",
@@ -213,7 +214,7 @@ WORKLOADS: Mapping[str, Workload] = {
             (*_our_variants("tether_update"), *_UPDATE),
             phases=("update", "optimiser"),
             goals={"same": 6, "other": 6},
-            trial={"prompts": 2},
+            trial=_FEW,
         ),
         Workload(
             "reference",
@@ -221,7 +222,7 @@ WORKLOADS: Mapping[str, Workload] = {
             (*_our_variants("tether_update"), *_UPDATE),
             phases=("reference",),
             goals={"same": 5, "other": 5},
-            trial={"prompts": 2},
+            trial=_FEW,
         ),
         Workload(
             "ppo",
@@ -233,7 +234,7 @@ WORKLOADS: Mapping[str, Workload] = {
             ),
             sizes={"prompts": 64, "samples": 1},
             goals={"same": 6, "other": 6},
-            trial={"prompts": 16},
+            trial={"prompts": 16, "response_tokens": 64},
         ),
         *(
             Workload(

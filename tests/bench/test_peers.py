@@ -126,7 +126,7 @@ def test_every_workload_has_its_driver_and_one_default_of_ours_and_sizes_that_di
         assert workload.sized(QUICK, trial=True) == QUICK
         trial, full = workload.sized(FULL, trial=True), workload.sized(FULL)
         assert trial != full
-        assert (trial.response_tokens, trial.pair_tokens, trial.samples) == (full.response_tokens, full.pair_tokens, full.samples)
+        assert (trial.prompt_tokens, trial.pair_tokens, trial.samples) == (full.prompt_tokens, full.pair_tokens, full.samples)
         rows = 2 * trial.pairs if workload.name == "sft" else trial.pairs if workload.tokens == "all" else trial.prompts * trial.samples
         tried = [variant.settings.get("rows_per_pass", 1) for variant in workload.variants if variant.default and not variant.ours]
         assert max(tried) <= rows  # else a trial could not tell it from fewer rows
@@ -147,7 +147,7 @@ def result() -> dict[str, Any]:
         "date": "2026-11-30 00:00 UTC",
         "rounds": 3,
         "lengths": ["forced"],
-        "sizes": {"prompts": 8},
+        "sizes": {"prompts": 8, "response_tokens": 128},
         "machine": {"processor": "EPYC", "cores": 2},
         "versions": {"tether": {"torch": "2.13.0"}},
         "roofline": {"bf16_tflops": 2.0, "fp32_tflops": 0.3, "read_gbs": 28.0, "copy_gbs": 20.0, "shapes": {}},
@@ -166,7 +166,8 @@ def test_a_result_becomes_a_table_with_its_ratios() -> None:
     assert "tether against trl a: 6.00 [6.00, 6.00] times the tokens/s (whole), 33% of its peak memory." in text
     assert "tether against trl c: 4.50 [4.50, 4.50]" in text
     assert "update: 25% of the roofline" in text
-    assert "(its first step, 2 prompts in place of 8): trl a 100.0 s; trl b: failed (RuntimeError: no)" in text
+    assert "(its first step, 2 prompts in place of 8, 64 response tokens in place of 128): trl a" in text
+    assert "trl a 100.0 s; trl b: failed (RuntimeError: no)" in text
     columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert len(columns) == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -104,7 +105,10 @@ def test_what_stays_by_hand():
     assert plan.phases["draw"]["cache"] == kv_cache_bytes(30, 3, 64, 64 * (256 + 128))
     assert plan.tokens == 2048
     assert plan.peak_bytes == PROGRAM + sum(plan.stays.values()) + round(memory.ALLOCATOR * sum(plan.phases["update"].values()))
-    assert str(plan).startswith("rl.a: at most about ")
+    told = str(plan)
+    total, *parts = [int(found.replace(",", "")) for found in re.findall(r"[ ]([0-9,]*[0-9])(?=[ ,)])", told)]
+    assert told.startswith(f"rl.a: at most about {total:,} MiB (update: ")
+    assert total == pytest.approx(sum(parts), abs=len(parts))  # the parts add up, but for rounding
 
 
 def test_settings_that_docs_name_make_it_smaller():

@@ -60,9 +60,11 @@ class StagePlan:
         return self.program + sum(self.stays.values()) + round(ALLOCATOR * sum(self.phases[self.largest].values()))
 
     def __str__(self) -> str:
-        parts = [*self.stays.items(), *self.phases[self.largest].items()]
-        told = ", ".join(f"{name} {size / 2**20:,.0f}" for name, size in sorted(parts, key=lambda one: -one[1]) if size >= 2**20)
-        return f"{self.stage}: at most about {self.peak_bytes / 2**20:,.0f} MiB ({self.largest}: {told or 'the program'})"
+        parts = sorted([*self.stays.items(), *self.phases[self.largest].items()], key=lambda one: -one[1])
+        kept = self.peak_bytes - self.program - sum(size for _, size in parts)
+        listed = [*parts, ("kept by the allocator", kept), ("program", self.program)]
+        told = ", ".join(f"{name} {size / 2**20:,.0f}" for name, size in listed if size >= 2**20)
+        return f"{self.stage}: at most about {self.peak_bytes / 2**20:,.0f} MiB ({self.largest}: {told})"
 
 
 def plan_memory(
