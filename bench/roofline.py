@@ -17,43 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Dims", "Roof", "generate_floor_s", "main", "measure", "read_dims", "update_floor_s"]
+from tether.plan.model import Dims, dims_of
+
+__all__ = ["Roof", "forward_flop", "generate_floor_s", "linear_weights", "main", "measure", "read_dims", "update_floor_s"]
 
 _BF16 = 2  # bytes
-
-
-@dataclass(frozen=True)
-class Dims:
-    """The sizes of a Llama model."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-
-    @property
-    def body_weights(self) -> int:
-        """Weights of the linear layers, without embedding and output head."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
-
-    @property
-    def head_weights(self) -> int:
-        """Weights of the output head."""
-        return self.hidden * self.vocabulary
-
-    @property
-    def cache_bytes(self) -> int:
-        """Keys and values of one position, in bfloat16."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * _BF16
-
-    def forward_flop(self, tokens: int, heads: int, context: float) -> float:
-        """Operations of a forward pass: ``tokens`` positions that see ``context`` each on average, ``heads`` of them with logits."""
-        attention = 4 * self.layers * self.heads * self.head_dim * context
-        return tokens * (2 * self.body_weights + attention) + heads * 2 * self.head_weights
 
 
 @dataclass(frozen=True)
@@ -68,37 +36,42 @@ class Roof:
 
 
 def read_dims(folder: Path) -> Dims:
-    """From the model's config.json."""
-    config = json.loads((folder / "config.json").read_text())
-    heads = config["num_attention_heads"]
-    return Dims(
-        config["hidden_size"],
-        config["intermediate_size"],
-        config["num_hidden_layers"],
-        heads,
-        config.get("num_key_value_heads", heads),
-        config.get("head_dim") or config["hidden_size"] // heads,
-        config["vocab_size"],
-    )
+    """Of the model in that folder. Raises ValueError where its files do not tell."""
+    if (dims := dims_of(folder)) is None:
+        raise ValueError(f"{folder} holds no decoder of known sizes: expected config.json and safetensors of a Llama-like model")
+    return dims
+
+
+def linear_weights(dims: Dims) -> int:
+    """Of all layers, without norms, embedding and head."""
+    attention = dims.hidden * dims.head_size * (2 * dims.heads + 2 * dims.kv_heads)
+    return dims.layers * (attention + 3 * dims.hidden * dims.intermediate)
+
+
+def forward_flop(dims: Dims, tokens: int, heads: int, context: float) -> float:
+    """Operations of a forward pass: ``tokens`` positions that see ``context`` each on average, ``heads`` of them with logits."""
+    attention = 4 * dims.layers * dims.heads * dims.head_size * context
+    return tokens * (2 * linear_weights(dims) + attention) + heads * 2 * dims.embedding
 
 
 def update_floor_s(dims: Dims, roof: Roof, prompts: int, samples: int, prompt_tokens: int, response_tokens: int) -> float:
     """Forward and backward of a group update (three forward passes' worth), each group's prompt counted once, logits at answers alone."""
     answers = prompts * samples * response_tokens
-    forward = dims.forward_flop(prompts * prompt_tokens, 0, prompt_tokens / 2)
-    forward += dims.forward_flop(answers, answers, prompt_tokens + response_tokens / 2)
+    forward = forward_flop(dims, prompts * prompt_tokens, 0, prompt_tokens / 2)
+    forward += forward_flop(dims, answers, answers, prompt_tokens + response_tokens / 2)
     return 3 * forward / (roof.bf16_tflops * 1e12)
 
 
 def generate_floor_s(dims: Dims, roof: Roof, prompts: int, samples: int, prompt_tokens: int, response_tokens: int) -> float:
     """One prompt pass, then a step a token: its products, or reading all weights, every prompt's keys and values once and each answer's."""
     rows = prompts * samples
-    start = dims.forward_flop(prompts * prompt_tokens, rows, prompt_tokens / 2) / (roof.bf16_tflops * 1e12)
-    weights = _BF16 * (dims.body_weights + dims.head_weights)
+    start = forward_flop(dims, prompts * prompt_tokens, rows, prompt_tokens / 2) / (roof.bf16_tflops * 1e12)
+    weights = _BF16 * (linear_weights(dims) + dims.embedding)
+    position = _BF16 * dims.cached_numbers
     total = start
     for step in range(1, response_tokens):
-        flop = dims.forward_flop(rows, rows, prompt_tokens + step)
-        read = weights + dims.cache_bytes * (prompts * prompt_tokens + rows * step)
+        flop = forward_flop(dims, rows, rows, prompt_tokens + step)
+        read = weights + position * (prompts * prompt_tokens + rows * step)
         total += max(flop / (roof.bf16_tflops * 1e12), read / (roof.read_gbs * 1e9))
     return total
 
@@ -129,7 +102,7 @@ def measure(dims: Dims, seconds: float = 0.4) -> Roof:
 
 def _products(dims: Dims) -> Sequence[tuple[int, int]]:
     """(inner, outer) of the model's linear layers, each once."""
-    query, key = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
+    query, key = dims.heads * dims.head_size, dims.kv_heads * dims.head_size
     found = [(dims.hidden, query), (dims.hidden, key), (dims.hidden, dims.intermediate), (dims.intermediate, dims.hidden)]
     return list(dict.fromkeys([*found, (dims.hidden, dims.vocabulary)]))
 

@@ -19,7 +19,8 @@ from bench.peers import summary, texts
 from bench.peers.drivers import processes
 from bench.peers.run import finalists
 from bench.peers.workloads import FULL, QUICK, WORKLOADS, Variant, Workload
-from bench.roofline import Dims, Roof, generate_floor_s, update_floor_s
+from bench.roofline import Roof, forward_flop, generate_floor_s, linear_weights, update_floor_s
+from tether.plan.model import Dims
 
 DRIVERS = Path(processes.__file__).parent
 
@@ -198,9 +199,11 @@ def test_the_section_is_replaced_and_the_rest_of_the_page_is_left_alone() -> Non
 
 
 def test_floors_follow_from_counts() -> None:
-    dims = Dims(hidden=4, intermediate=8, layers=1, heads=2, kv_heads=1, head_dim=2, vocabulary=10)
-    assert dims.body_weights == 4 * 2 * (2 * 2 + 2 * 1) + 3 * 4 * 8  # 144
-    assert dims.cache_bytes == 2 * 1 * 1 * 2 * 2
+    dims = Dims(
+        parameters=192, layers=1, hidden=4, intermediate=8, heads=2, kv_heads=1, head_size=2, vocabulary=10, tied=True, lean=True
+    )
+    assert linear_weights(dims) == 4 * 2 * (2 * 2 + 2 * 1) + 3 * 4 * 8  # 144
+    assert forward_flop(dims, 3, 2, 5.0) == 3 * (2 * 144 + 4 * 1 * 2 * 2 * 5) + 2 * 2 * 40
     roof = Roof(bf16_tflops=1e-12, fp32_tflops=1e-12, read_gbs=1e9, copy_gbs=1.0, shapes={})  # one operation a second, memory for nothing
     # One prompt of 2 tokens that see 1 on average, one answer of 2 tokens that see 3; attention 4 x 1 x 2 x 2 = 16 a position seen.
     forward = 2 * (288 + 16 * 1) + 2 * (288 + 16 * 3) + 2 * 2 * 40

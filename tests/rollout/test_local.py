@@ -15,10 +15,14 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from tether.errors import DoesNotFitError, NumericsError, SamplerError
@@ -65,14 +69,35 @@ def opt() -> OPTForCausalLM:
     return OPTForCausalLM(config).eval()
 
 
-def qwen2() -> Qwen2ForCausalLM:
+_SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.3,
+}  # fmt: skip
+
+
+def seeded(model: torch.nn.Module) -> torch.nn.Module:
+    """Norms and biases away from one and zero, at which they start."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def qwen2() -> torch.nn.Module:
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3,
-    )  # fmt: skip
-    return Qwen2ForCausalLM(config).eval()
+    return seeded(Qwen2ForCausalLM(Qwen2Config(**_SIZES)))
+
+
+def qwen3(**changes: object) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return seeded(Qwen3ForCausalLM(Qwen3Config(**_SIZES, head_dim=16, **changes)))
+
+
+def mistral(**changes: object) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return seeded(MistralForCausalLM(MistralConfig(**_SIZES, **({"sliding_window": None} | changes))))
 
 
 MODELS = {
@@ -86,7 +111,10 @@ MODELS = {
     ),
     "gpt2": gpt2,
     "opt": opt,
+    "biased llama": lambda: seeded(llama(attention_bias=True, mlp_bias=True)),
     "qwen2": qwen2,
+    "qwen3": qwen3,
+    "mistral": mistral,
 }  # fmt: skip
 
 
@@ -263,7 +291,7 @@ def test_float32_sampler_follows_the_trained_module_in_place(name: str) -> None:
         assert set(completion.versions) == {1}
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "biased llama", "qwen2", "qwen3", "mistral"])
 def test_bf16_copy_stays_near_the_model(name: str) -> None:
     model = MODELS[name]()
     asked = requests(num_samples=8)
@@ -339,11 +367,37 @@ def test_a_broken_weight_is_an_error_not_a_token() -> None:
         list(sampler(model).generate(requests(), Sampling(3)))
 
 
+def half_biased() -> torch.nn.Module:
+    model = llama()
+    model.model.layers[1].self_attn.k_proj = torch.nn.Linear(32, 16)
+    return model
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("gpt2", "opt")])
+def test_llama_and_its_kin_have_the_decoder_of_their_own_and_publishes_reach_it(name: str) -> None:
+    """Copies in bfloat16 are those of a sampler that is made anew; every trained tensor is compared."""
+    model = MODELS[name]()
+    local = sampler(model, dtype=torch.bfloat16)
+    assert not local.plain
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    stale = {name for name, gap in local.copy_gaps().items() if gap}
+    assert len(stale) == len(list(model.parameters())) + (model.lm_head.weight is model.model.embed_tokens.weight)
+    local.refresh(1)
+    assert set(local.copy_gaps().values()) == {0.0}
+    asked = [[3, 4, 5, 9], [8, 9, 10, 2]], [[1, 2, 3], [4, 5, 6]]
+    torch.testing.assert_close(local.forced_logprobs(*asked), sampler(model, dtype=torch.bfloat16).forced_logprobs(*asked), atol=0, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (gpt2, "not exactly LlamaForCausalLM"),
-        (lambda: llama(attention_bias=True), "bias"),
+        (gpt2, "not exactly one of LlamaForCausalLM"),
+        (lambda: mistral(sliding_window=64), "window"),
+        (lambda: qwen3(use_sliding_window=True, sliding_window=64, max_window_layers=1), "window"),
+        (half_biased, "have a bias and others none"),
         (lambda: llama(hidden_act="gelu"), "silu"),
         (lambda: llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "rope"),
     ],
@@ -372,6 +426,15 @@ def test_forward_hooks_and_replaced_layers_are_seen() -> None:
 
     replaced.model.layers[1].self_attn.q_proj = Adapter(32, 32, bias=False)
     assert sampler(replaced).plain
+    normed = qwen3()
+    normed.model.layers[1].self_attn.q_norm = torch.nn.RMSNorm(16)
+    assert sampler(normed).plain
+    gated = llama()
+    gated.model.layers[1].mlp.__class__ = type("Own", (type(gated.model.layers[1].mlp),), {})
+    assert sampler(gated).plain
+    attending = qwen2()
+    attending.model.layers[0].self_attn.__class__ = type("Own", (type(attending.model.layers[0].self_attn),), {})
+    assert sampler(attending).plain
     assert not sampler(llama()).plain
 
 

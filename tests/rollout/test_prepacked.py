@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from tether.rollout import copies, llama, prepacked
+from tether.rollout import copies, llama_weights, prepacked
 from tether.rollout.local import LocalSampler
 from tether.rollout.prepacked import prepack, product, why_not_prepacked
 from tether.types import Request, Sampling
@@ -52,7 +52,7 @@ def train(of: LlamaForCausalLM) -> None:
 
 
 def refuse(monkeypatch) -> None:
-    monkeypatch.setattr(llama, "why_not_prepacked", lambda matrices: "the test asks for it")
+    monkeypatch.setattr(llama_weights, "why_not_prepacked", lambda matrices, **more: "the test asks for it")
 
 
 # -- the same bits -----------------------------------------------------------------------------------------------------------
@@ -109,6 +109,28 @@ def test_a_publish_in_mid_generation_takes_effect_from_the_next_token_on(monkeyp
     refuse(monkeypatch)
     assert fast == with_publish(model())
     assert any(set(versions) == {0, 1} for _, versions in fast)
+
+
+@where_it_works
+def test_products_with_a_bias_have_the_same_bits(monkeypatch):
+    def biased() -> Qwen2ForCausalLM:
+        torch.manual_seed(0)
+        config = Qwen2Config(
+            vocab_size=61, hidden_size=80, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            max_position_embeddings=128, initializer_range=0.2, pad_token_id=7, bos_token_id=1, eos_token_id=7,
+        )  # fmt: skip
+        of = Qwen2ForCausalLM(config).eval()
+        train(of)
+        return of
+
+    fast = sampler(biased())
+    assert fast._packed.why_plain is None
+    assert fast._packed.layers[0].qkv.biases[0].shape == (80 + 2 * 40,)
+    expected = answers(fast)
+    refuse(monkeypatch)
+    plain = sampler(biased())
+    assert plain._packed.why_plain == "the test asks for it"
+    assert answers(plain) == expected
 
 
 @where_it_works
@@ -185,7 +207,7 @@ def test_a_machine_that_cannot_multiplies_plain_matrices_and_says_why(broken, sa
 @where_it_works
 def test_a_machine_that_rounds_otherwise_multiplies_plain_matrices(monkeypatch):
     honest = prepacked.product
-    monkeypatch.setattr(prepacked, "product", lambda x, matrix: honest(x, matrix) * (1 + matrix.is_mkldnn * len(x) // 64))
+    monkeypatch.setattr(prepacked, "product", lambda x, matrix, bias: honest(x, matrix, bias) * (1 + matrix.is_mkldnn * len(x) // 64))
     local = sampler(model())
     assert local.description == (
         "sampler: matrices are not prepacked, because oneDNN multiplies a matrix of (160, 80) with other rounding on this machine"
@@ -212,7 +234,7 @@ def test_plain_matrices_are_gone_once_they_are_packed(tied, monkeypatch):
         found = {id(kept): kept for kept in (ref() for ref in seen) if kept is not None}
         return list(found.values())
 
-    for module in (llama, copies):
+    for module in (llama_weights, copies):
         monkeypatch.setattr(module, "prepack", watched)
     of = model(tied=tied)
     local = sampler(of)
@@ -223,7 +245,7 @@ def test_plain_matrices_are_gone_once_they_are_packed(tied, monkeypatch):
         assert most <= 1 + tied
         del kept
         local.refresh(1)
-    matrices = [m for layer in local._packed.layers for m in (*layer.qkv, layer.out, *layer.gate_up, layer.down)]
+    matrices = [m for layer in local._packed.layers for projection in layer.projections for m in projection.matrices]
     assert all(matrix.is_mkldnn for matrix in (*matrices, local._packed.head))
 
 

@@ -85,6 +85,7 @@ class Merged:
 def test_healthy_publishes_never_trip(compute, lora):
     policy = tiny(lora)
     sampler = local(policy, compute.dtype)
+    assert not sampler.plain
     proof = prove(policy, sampler, compute)
     gaps = [proof.check(0)]
     for version in range(1, 6):
@@ -307,10 +308,9 @@ def test_a_publish_writes_over_the_copies_and_makes_no_second_set():
 def tensors_of(weights):
     named = {"embedding": weights.embedding, "norm": weights.norm, "head": weights.head}
     for index, layer in enumerate(weights.layers):
-        for name in ("attention_norm", "out", "mlp_norm", "down"):
-            named[f"{index}.{name}"] = getattr(layer, name)
-        named |= {f"{index}.qkv.{n}": part for n, part in enumerate(layer.qkv)}
-        named |= {f"{index}.gate_up.{n}": part for n, part in enumerate(layer.gate_up)}
+        named |= {f"{index}.attention_norm": layer.attention_norm, f"{index}.mlp_norm": layer.mlp_norm}
+        for name in ("qkv", "out", "gate_up", "down"):
+            named |= {f"{index}.{name}.{n}": part for n, part in enumerate(getattr(layer, name).matrices)}
     return named
 
 

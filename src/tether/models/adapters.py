@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError
+from .classes import class_path
 
 ADAPTER = "default"
 
@@ -61,6 +62,33 @@ def add_lora(model: nn.Module, spec: LoraSpec, seed: int, trained: tuple[str, ..
 def has_adapters(model: nn.Module) -> bool:
     """Whether `add_lora` was applied to the model."""
     return bool(_layers(model))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """x -> scale (x A^T) B^T: A is ``down_rI``, B ``up_Or``, scale alpha / rank."""
+
+    down_rI: Tensor
+    up_Or: Tensor
+    scale: float
+
+
+def adapter_of(layer: nn.Module) -> Adapter | None:
+    """What a linear layer has beside its matrix, where that is exactly what `add_lora` gives it and it is on; None for any other layer."""
+    if class_path(layer) != "peft.tuners.lora.layer.Linear":
+        return None
+    told: Any = layer
+    down, up, dropout = (told.lora_A, told.lora_B, told.lora_dropout)
+    plain = (
+        type(told.base_layer) is nn.Linear
+        and list(down) == list(told.active_adapters) == [ADAPTER]
+        and not (told.disable_adapters or told.merged or told.fan_in_fan_out)
+        and not told.lora_variant  # DoRA and its kin
+    )
+    if not plain or down[ADAPTER].bias is not None or up[ADAPTER].bias is not None or type(dropout[ADAPTER]) is not nn.Identity:
+        return None
+    return Adapter(down[ADAPTER].weight, up[ADAPTER].weight, float(told.scaling[ADAPTER]))
 
 
 @contextmanager

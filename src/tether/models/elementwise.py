@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from .classes import FAMILIES, class_path, family_class
+
 __all__ = ["lean_layers"]
 
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_NORMS = frozenset(f"transformers.models.{name}.modeling_{name}.{name.capitalize()}RMSNorm" for name in _FAMILIES)
-_UNITS = frozenset(f"transformers.models.{name}.modeling_{name}.{name.capitalize()}MLP" for name in _FAMILIES)
+_NORMS = frozenset(family_class(family, "RMSNorm") for family in FAMILIES)
+_UNITS = frozenset(family_class(family, "MLP") for family in FAMILIES)
 
 
 def lean_layers(model: nn.Module) -> int:
@@ -32,17 +33,13 @@ def lean_layers(model: nn.Module) -> int:
     for layer in model.modules():
         for name in ("input_layernorm", "post_attention_layernorm"):
             norm = getattr(layer, name, None)
-            if isinstance(norm, nn.Module) and _path(norm) in _NORMS:
+            if isinstance(norm, nn.Module) and class_path(norm) in _NORMS:
                 norm.forward = MethodType(_norm, norm)
                 count += 1
-        if _path(layer) in _UNITS and type(layer.act_fn) in (nn.SiLU, _silu_of_transformers()):
+        if class_path(layer) in _UNITS and type(layer.act_fn) in (nn.SiLU, _silu_of_transformers()):
             layer.forward = MethodType(_unit, layer)
             count += 1
     return count
-
-
-def _path(module: nn.Module) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def _silu_of_transformers() -> type:

@@ -125,7 +125,7 @@ def _rl(stage: str, config: RunConfig, section: RolloutConfig, dims: Dims, narro
     rows = min(section.sampling.max_rows, answers)
     bytes_each = 2 if narrow else 4
     drawing = {
-        "cache": 2 * dims.layers * dims.kv_heads * dims.head_size * bytes_each * rows * longest,
+        "cache": dims.cached_numbers * bytes_each * rows * longest,
         "logits": rows * dims.vocabulary * (4 + bytes_each),
     }
     scoring = {"casts of matrices": 2 * dims.matrices if narrow else 0, "a pass": tokens * (dims.hidden * 12 + dims.intermediate * 8)}

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tether.errors import ModelError
+from tether.models.classes import FAMILIES
 
 __all__ = ["Dims", "dims_of", "parameter_count"]
 
-_LEAN = ("llama", "mistral", "qwen2", "qwen3")  # families whose norms and gates keep less (models.elementwise)
+_LEAN = frozenset(family.lower() for family in FAMILIES)  # model types whose norms and gates keep less (models.elementwise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class Dims:
     def matrices(self) -> int:
         """Weights of layers: all but embedding and head."""
         return max(0, self.parameters - self.embedding * (1 if self.tied else 2))
+
+    @property
+    def cached_numbers(self) -> int:
+        """Keys and values of one position in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_size
 
     def adapter_weights(self, rank: int, targets: Sequence[str]) -> int:
         """rank x (inputs + outputs) of every matrix that ``targets`` names (none: all of a layer), over all layers."""

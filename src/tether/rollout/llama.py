@@ -1,5 +1,4 @@
-"""A decoder of its own for Llama models: packed weights, one prompt pass per prompt, a key-value cache
-written in place.
+"""A decoder of its own for Llama-like models: one prompt pass per prompt, a key-value cache written in place.
 
 Axes: R live rows, N packed prompt tokens, H query heads, K key-value heads, G = H / K, D head size, C cache
 columns, L layers, V vocabulary. Columns of the cache: first the prompt region, in which every prompt ends
@@ -11,149 +10,19 @@ join at any step: the bias says what is its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
 
-from .prepacked import prepack, product, why_not_prepacked
+from .llama_weights import LlamaLayer, LlamaWeights
+from .prepacked import product
 
-__all__ = ["LlamaDecoder", "LlamaWeights", "pack_llama", "why_not_llama", "write_stacked"]
+__all__ = ["LlamaDecoder"]
 
-# Frequencies that do not depend on the longest row of a batch.
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 PREFILL_TOKENS = 4096  # most prompt tokens of one packed pass
 RING_GROWTH = 32  # columns by which the cache grows
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaLayer:
-    """Matrices in compute precision (several stand for their rows stacked), plain or prepacked; norms in
-    float32.
-    """
-
-    attention_norm: Tensor
-    qkv: tuple[Tensor, ...]
-    out: Tensor
-    mlp_norm: Tensor
-    gate_up: tuple[Tensor, ...]
-    down: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaWeights:
-    """What a decode step reads. Own copies, or the model's parameters themselves where the precision is the
-    same. ``why_plain``: the reason why matrices are not prepacked, None where they are.
-    """
-
-    embedding: Tensor
-    layers: tuple[LlamaLayer, ...]
-    norm: Tensor
-    head: Tensor
-    rotary: nn.Module
-    heads: int
-    kv_heads: int
-    head_size: int
-    eps: float
-    why_plain: str | None
-
-
-def why_not_llama(model: nn.Module) -> str | None:
-    """The reason why this decoder does not serve the model (a plain path does), or None where it does.
-    Strict.
-    """
-    if type(model) is not LlamaForCausalLM or type(model.model) is not LlamaModel:
-        return f"{type(model).__name__} is not exactly LlamaForCausalLM"
-    config: Any = model.config
-    if config.hidden_act not in ("silu", "swish"):
-        return f"activation {config.hidden_act!r} is not silu"
-    rope = config.rope_parameters["rope_type"]
-    if rope not in STATIC_ROPE:
-        return f"rope type {rope!r} changes with the length of the batch"
-    linears = [m for layer in model.model.layers for linears in _stacks(layer) for m in linears]
-    linears.append(model.lm_head)
-    strange = next((type(m).__name__ for m in linears if type(m) is not nn.Linear), None)
-    if strange or any(type(layer) is not LlamaDecoderLayer for layer in model.model.layers):
-        return f"a layer was replaced ({strange or 'decoder layer'}: adapters or quantisation)"
-    if any(linear.bias is not None for linear in linears):
-        return "a linear layer has a bias"
-    if type(model.model.embed_tokens) is not nn.Embedding or type(model.model.norm) is not LlamaRMSNorm:
-        return "the embedding or the final norm was replaced"
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    return "a module has a forward hook" if hooked else None
-
-
-def _stacks(layer: Any) -> tuple[tuple[Any, ...], ...]:
-    """The linear layers of a decoder layer; those of one tuple read the same input."""
-    attention, mlp = layer.self_attn, layer.mlp
-    return (
-        (attention.q_proj, attention.k_proj, attention.v_proj),
-        (attention.o_proj,),
-        (mlp.gate_proj, mlp.up_proj),
-        (mlp.down_proj,),
-    )
-
-
-@torch.no_grad()
-def pack_llama(model: LlamaForCausalLM, dtype: torch.dtype) -> LlamaWeights:
-    """Weights for decoding in ``dtype``: references where the model already has it, else one cast and
-    stacked copy, prepacked where that changes no bit.
-
-    The copy is of one moment and costs 2 bytes a weight; the rows of a tied embedding are looked up in the
-    head's matrix, or where that is prepacked, in 2 bytes more.
-    """
-
-    def stack(linears: Sequence[Any]) -> tuple[Tensor, ...]:
-        weights = tuple(linear.weight.detach() for linear in linears)
-        if weights[0].dtype == dtype:
-            return weights
-        rows = sum(weight.shape[0] for weight in weights)
-        return (write_stacked(weights[0].new_empty(rows, weights[0].shape[1], dtype=dtype), weights),)
-
-    def norm(module: Any) -> Tensor:
-        weight = module.weight.detach()
-        return weight if weight.dtype == dtype == torch.float32 else weight.float().clone()
-
-    every_layer: Any = model.model.layers
-    (head,) = stack([model.lm_head])
-    if model.lm_head.weight.dtype == dtype:
-        why_plain = "the trained weights themselves are read"
-    else:
-        first = (matrix for linears in _stacks(every_layer[0]) for matrix in stack(linears))
-        why_plain = why_not_prepacked(chain(first, [head]))
-
-    def place(matrices: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return matrices if why_plain else tuple(prepack(matrix) for matrix in matrices)
-
-    tied = model.model.embed_tokens.weight is model.lm_head.weight
-    embedding = head if tied else model.model.embed_tokens.weight.detach().to(dtype)
-    (head,) = place((head,))
-    layers = []
-    for layer in every_layer:
-        qkv, (out,), gate_up, (down,) = (place(stack(linears)) for linears in _stacks(layer))
-        norms = norm(layer.input_layernorm), norm(layer.post_attention_layernorm)
-        layers.append(LlamaLayer(norms[0], qkv, out, norms[1], gate_up, down))
-    config: Any = model.config
-    return LlamaWeights(
-        embedding, tuple(layers), norm(model.model.norm), head, model.model.rotary_emb,
-        config.num_attention_heads, config.num_key_value_heads, every_layer[0].self_attn.head_dim,
-        config.rms_norm_eps, why_plain,
-    )  # fmt: skip
-
-
-def write_stacked(into: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """Write the rows of the weights below one another, cast on the way, so that no cast of all is in memory
-    too. Returns ``into``.
-    """
-    for part, weight in zip(into.split([weight.shape[0] for weight in weights]), weights, strict=True):
-        part.copy_(weight)
-    return into
 
 
 class LlamaDecoder:
@@ -293,12 +162,6 @@ def _embed(weights: LlamaWeights, tokens_N: Tensor) -> Tensor:
     return F.embedding(tokens_N, weights.embedding).float()  # the residual stream stays in float32
 
 
-def _project(hidden_Nh: Tensor, matrices: tuple[Tensor, ...]) -> Tensor:
-    if len(matrices) == 1:
-        return product(hidden_Nh, matrices[0])
-    return torch.cat([product(hidden_Nh, matrix) for matrix in matrices], -1)
-
-
 def _normed(weights: LlamaWeights, hidden_Nh: Tensor, scale_h: Tensor) -> Tensor:
     return F.rms_norm(hidden_Nh, scale_h.shape, scale_h, weights.eps).to(weights.head.dtype)
 
@@ -307,11 +170,15 @@ def _heads(
     weights: LlamaWeights, layer: LlamaLayer, hidden_Nh: Tensor, rotation: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rotated queries and keys (rotation in float32), and values, in compute precision."""
-    projected = _project(_normed(weights, hidden_Nh, layer.attention_norm), layer.qkv)
+    projected = layer.qkv(_normed(weights, hidden_Nh, layer.attention_norm))
     every_NXD = projected.view(hidden_Nh.shape[0], -1, weights.head_size)
     rotated = weights.heads + weights.kv_heads
     cos_N1D, sin_N1D = rotation
     plain_NXD = every_NXD[:, :rotated].float()
+    if layer.head_norms is not None:
+        plain_NXD = F.rms_norm(plain_NXD, plain_NXD.shape[-1:], None, weights.eps).to(projected.dtype).float()
+        for heads, scale_D in zip(plain_NXD.tensor_split((weights.heads,), 1), layer.head_norms, strict=True):
+            heads.mul_(scale_D)
     swapped_NXD = plain_NXD.roll(weights.head_size // 2, -1)
     qk_NXD = (plain_NXD * cos_N1D).addcmul_(swapped_NXD, sin_N1D).to(projected.dtype)
     return qk_NXD[:, : weights.heads], qk_NXD[:, weights.heads :], every_NXD[:, rotated:]
@@ -336,9 +203,9 @@ def _cached_attention(q_RHD: Tensor, keys_RKCD: Tensor, values_RKCD: Tensor, bia
 
 
 def _rest_of_layer(weights: LlamaWeights, layer: LlamaLayer, hidden_Nh: Tensor, mixed_Nh: Tensor) -> Tensor:
-    hidden_Nh = hidden_Nh + product(mixed_Nh, layer.out)
-    gate, up = _project(_normed(weights, hidden_Nh, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-    return hidden_Nh + product(F.silu(gate) * up, layer.down)
+    hidden_Nh = hidden_Nh + layer.out(mixed_Nh)
+    gate, up = layer.gate_up(_normed(weights, hidden_Nh, layer.mlp_norm)).chunk(2, -1)
+    return hidden_Nh + layer.down(F.silu(gate) * up)
 
 
 def _logits(weights: LlamaWeights, hidden_Nh: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..errors import DoesNotFitError, NumericsError, SamplerError
 from ..models.memory import free_memory, is_out_of_memory
@@ -20,7 +20,8 @@ from ..pulse import beat
 from ..types import Completion, Request, Sampling, StopReason
 from .copies import copy_again, packed_gaps
 from .drawing import draw
-from .llama import PREFILL_TOKENS, LlamaDecoder, LlamaWeights, pack_llama, why_not_llama
+from .llama import PREFILL_TOKENS, LlamaDecoder
+from .llama_weights import LlamaWeights, pack_llama, why_not_llama
 from .plain import PlainDecoder, position_limit
 from .randomness import uniforms
 from .sampler import check_requests
@@ -34,8 +35,8 @@ class LocalSampler:
     """Draws completions from a Hugging Face causal language model under the sampling contract. See
     ``Sampler``.
 
-    Llama models get a decoder of their own; any other model its own forward pass, which is said once in the
-    log. ``compute_dtype`` float32 on a float32 model reads the trained parameters themselves; otherwise the
+    Llama, Mistral, Qwen2 and Qwen3, with adapters or without, get a decoder of their own; any other model its own forward pass, which is
+    said once in the log. ``compute_dtype`` float32 on a float32 model reads the trained parameters themselves; otherwise the
     weights are copied in that precision at construction and at each ``refresh``, in the layout that the CPU
     multiplies by (``prepacked``) where that changes no bit. ``snapshot``: whose model this is, where the trained
     weights must not be read between two of them. ``version`` is stamped on every token. Where memory runs out,
@@ -58,7 +59,7 @@ class LocalSampler:
         self.compute_dtype, self.max_rows, self.version = compute_dtype, max_rows, version
         self._model, self._snapshot = model, snapshot
         reason = why_not_llama(model)
-        self._packed: LlamaWeights | None = None if reason else pack_llama(self._llama(), compute_dtype)
+        self._packed: LlamaWeights | None = None if reason else pack_llama(model, compute_dtype)
         if reason:
             _log.warning("sampling by the plain path (slower): %s", reason)
         else:
@@ -83,7 +84,7 @@ class LocalSampler:
         if self._snapshot is not None:
             self._snapshot.take()
         if self._packed is not None:
-            copy_again(self._packed, self._llama())
+            copy_again(self._packed, self._model)
         self.version = version
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]:
@@ -121,7 +122,7 @@ class LocalSampler:
     def copy_gaps(self) -> dict[str, float]:
         """See ``proof.ProvableSampler``; the plain path reads the trained weights themselves, or those of the snapshot."""
         of_snapshot = {} if self._snapshot is None else self._snapshot.gaps()
-        return of_snapshot if self._packed is None else of_snapshot | packed_gaps(self._packed, self._llama())
+        return of_snapshot if self._packed is None else of_snapshot | packed_gaps(self._packed, self._model)
 
     def _generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]:
         left = [_Row(request, index) for request in requests for index in range(request.num_samples)]
@@ -168,10 +169,6 @@ class LocalSampler:
                 order = session.keep([row.stop_reason is None for row in rows])
                 rows[:] = [rows[index] for index in order]
             yield from (row.completion(sampling) for row in done)
-
-    def _llama(self) -> LlamaForCausalLM:
-        assert isinstance(self._model, LlamaForCausalLM)
-        return self._model
 
     def _session(self, requests: Sequence[Request], sampling: Sampling) -> _Session:
         if self._packed is None:

@@ -11,6 +11,7 @@ multiplies plain float32 matrices by another library. Nor does it where a produc
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product as product_of_lists
 
 import torch
 from jaxtyping import Float
@@ -28,18 +29,18 @@ def prepack(matrix_OI: Float[Tensor, "O I"]) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(matrix_OI)
 
 
-def product(x_NI: Float[Tensor, "N I"], matrix_OI: Tensor) -> Float[Tensor, "N O"]:
-    """x times the transposed matrix, which is plain or prepacked."""
+def product(x_NI: Float[Tensor, "N I"], matrix_OI: Tensor, bias_O: Tensor | None = None) -> Float[Tensor, "N O"]:
+    """x times the transposed matrix, which is plain or prepacked, and a bias."""
     if matrix_OI.is_mkldnn:
-        return torch.ops.mkldnn._linear_pointwise(x_NI, matrix_OI, None, "none", [], "")
-    return F.linear(x_NI, matrix_OI)
+        return torch.ops.mkldnn._linear_pointwise(x_NI, matrix_OI, bias_O, "none", [], "")
+    return F.linear(x_NI, matrix_OI, bias_O)
 
 
-def why_not_prepacked(matrices: Iterable[Float[Tensor, "O I"]]) -> str | None:
+def why_not_prepacked(matrices: Iterable[Float[Tensor, "O I"]], *, biased: bool = False) -> str | None:
     """The reason why plain matrices like these are multiplied as they are, or None where prepacked ones give the same bits.
 
     Both operators are private to PyTorch and bound to the CPU, so what counts is what they do here: products of 1, 8 and 64 rows, the
-    second write that a publish makes, and reading back.
+    second write that a publish makes, and reading back. ``biased``: products with a bias, too.
     """
     for matrix_OI in matrices:
         if matrix_OI.device.type != "cpu" or matrix_OI.dtype != torch.bfloat16:
@@ -47,7 +48,7 @@ def why_not_prepacked(matrices: Iterable[Float[Tensor, "O I"]]) -> str | None:
         if matrix_OI.numel() < SMALLEST:
             return f"a matrix of {tuple(matrix_OI.shape)} is too small for oneDNN"
         try:
-            same = _gives_the_same(matrix_OI)
+            same = _gives_the_same(matrix_OI, biased)
         except (AttributeError, RuntimeError, NotImplementedError) as error:
             return f"oneDNN does not do it on this machine ({str(error).splitlines()[0]})"
         if not same:
@@ -55,11 +56,13 @@ def why_not_prepacked(matrices: Iterable[Float[Tensor, "O I"]]) -> str | None:
     return None
 
 
-def _gives_the_same(matrix_OI: Tensor) -> bool:
+def _gives_the_same(matrix_OI: Tensor, biased: bool) -> bool:
     generator = torch.Generator().manual_seed(0)
     x_NI = torch.randn(max(TRIED_ROWS), matrix_OI.shape[1], generator=generator).to(matrix_OI.dtype)
+    biases = [None, torch.randn(matrix_OI.shape[0], generator=generator).to(matrix_OI.dtype)][: 1 + biased]
     packed = prepack(torch.zeros_like(matrix_OI))
     packed.copy_(prepack(matrix_OI))
     if not torch.equal(packed.to_dense(), matrix_OI):
         return False
-    return all(torch.equal(product(x_NI[:rows], packed), product(x_NI[:rows], matrix_OI)) for rows in TRIED_ROWS)
+    tried = product_of_lists(TRIED_ROWS, biases)
+    return all(torch.equal(product(x_NI[:rows], packed, bias), product(x_NI[:rows], matrix_OI, bias)) for rows, bias in tried)
