@@ -59,6 +59,7 @@ def run(workload: Workload, options: Options) -> dict[str, Any]:
         "versions": {name: environments.installed(environments.ensure(name)) for name in dict.fromkeys(v.environment for v in wanted)},
         "roofline": _roofline(options),
     }
+    result["trial_step"] = 2
     result["tried"] = [] if options.everyone or options.quick else _try_each([v for v in wanted if not v.ours], workload, options)
     taking_part = wanted if options.everyone else finalists(wanted, result["tried"], workload)
     _rounds(taking_part, lengths, workload, setup, options, result)
@@ -98,7 +99,8 @@ def _setup(workload: Workload, sizes: Sizes, model: Path) -> dict[str, Any]:
 
 
 def _try_each(peers: Sequence[Variant], workload: Workload, options: Options) -> list[dict[str, Any]]:
-    """The first step, of a trial's sizes, of every peer's variant that has a rival of its precision; the second for compilers."""
+    """The second step, of a trial's sizes, of every peer's variant that has a rival of its precision. The first takes fresh memory, more of
+    it the larger the passes, and would favour small ones."""
     sizes = workload.sized(options.sizes, trial=True)
     setup = _setup(workload, sizes, options.model)
     tried = []
@@ -107,9 +109,8 @@ def _try_each(peers: Sequence[Variant], workload: Workload, options: Options) ->
             continue
         try:
             with _side(variant, workload, setup, options) as side:
+                side.measure(lengths="forced")
                 measure = side.measure(lengths="forced")
-                if variant.settings.get("compile"):
-                    measure = side.measure(lengths="forced")
                 _check(side, measure, "forced", setup, workload)
             tried.append({"name": variant.name, "numerics": variant.numerics, "settings": dict(variant.settings), "measure": measure})
             _say(f"tried {variant.name}: {seconds_of(measure, workload.phases):.1f} s, peak {measure['peak_mib']:,.0f} MiB")

@@ -151,8 +151,9 @@ def _tried(result: Mapping[str, Any], workload: Workload) -> list[str]:
             cells.append(f"{one['name']}: failed ({one['failed'].splitlines()[-1][:120]})")
         else:
             cells.append(f"{one['name']} {seconds_of(one['measure'], workload.phases):.1f} s")
+    step = "second" if result.get("trial_step") == 2 else "first"
     smaller = "".join(f", {count} {what.replace('_', ' ')} in place of {result['sizes'][what]}" for what, count in workload.trial.items())
-    return [f"Tried once each, to choose the peer's setting (its first step{smaller}): " + "; ".join(cells) + ".", ""]
+    return [f"Tried once each, to choose the peer's setting (its {step} step{smaller}): " + "; ".join(cells) + ".", ""]
 
 
 def goals_table(results: Mapping[str, Mapping[str, Any]]) -> str:

@@ -171,6 +171,7 @@ def test_a_result_becomes_a_table_with_its_ratios() -> None:
     assert "trl a 100.0 s; trl b: failed (RuntimeError: no)" in text
     columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert len(columns) == 1
+    assert "(its second step, 2 prompts" in summary.result_text({**result(), "trial_step": 2})
 
 
 def test_goals_stand_beside_what_was_measured() -> None:
