@@ -195,10 +195,10 @@ def section(results: Mapping[str, Mapping[str, Any]], places: Mapping[str, str])
     ]
     lines += [
         "Each side is loaded once, warmed up by a step, and stopped dead (SIGSTOP) while another measures; rounds go A B C A B C. The "
-        "peer's settings are tried first on a smaller step (all are listed), and the fastest of each precision takes part: float32 "
-        "weights with autocast to bfloat16, as Tether has, and any other; where a command names variants, those alone were tried. A "
-        "ratio is taken within each round. Others' cores: the most that other processes used during a measurement, 0 on a quiet "
-        "machine.",
+        "peer's settings are tried first on a smaller step (all are listed), and the fastest of each precision takes part (in the "
+        "reference pass those of the update): float32 weights with autocast to bfloat16, as Tether has, and any other; where a "
+        "command names variants, those alone were tried. A ratio is taken within each round. Others' cores: the most that other "
+        "processes used during a measurement, 0 on a quiet machine.",
         "",
         goals_table(results),
     ]
