@@ -111,17 +111,23 @@ def test_so_it_is_for_other_families(name, monkeypatch):
     assert errors_in_bfloat16(moved(), monkeypatch) <= BOUND
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
-def test_a_twin_whose_matrices_are_narrow_and_whose_biases_are_not(name):
-    policy = family(name)
-    snapshot = Snapshot(policy, torch.bfloat16)
-    of = LocalSampler(snapshot.policy.model, policy.format.eos_ids, policy.format.pad_id, torch.bfloat16, snapshot=snapshot)
+def twin_that_was_taken_again(policy, dtype):
+    """A sampler over a snapshot: it stands still while the policy is trained, and is exact after its refresh."""
+    snapshot = Snapshot(policy, dtype)
+    of = LocalSampler(snapshot.policy.model, policy.format.eos_ids, policy.format.pad_id, dtype, snapshot=snapshot)
     assert not of.plain
     before = told(of, policy)
     train(policy, 1)
     assert torch.equal(told(of, policy), before)
     of.refresh(1)
     assert set(of.copy_gaps().values()) == {0.0}
+    return of
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_a_twin_whose_matrices_are_narrow_and_whose_biases_are_not(name):
+    policy = family(name)
+    of = twin_that_was_taken_again(policy, torch.bfloat16)
     again = Snapshot(policy, torch.bfloat16).policy
     assert torch.equal(told(of, policy), told(sampler(again, torch.bfloat16), policy))
 
@@ -171,14 +177,7 @@ def test_a_base_that_is_trained_beside_its_adapters_stops_the_run():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_twin_for_answers_drawn_ahead_keeps_its_adapters_until_it_is_taken_again(dtype):
     policy = adapted()
-    snapshot = Snapshot(policy, dtype)
-    of = LocalSampler(snapshot.policy.model, policy.format.eos_ids, policy.format.pad_id, dtype, snapshot=snapshot)
-    assert not of.plain
-    before = told(of, policy)
-    train(policy, 1)
-    assert torch.equal(told(of, policy), before)
-    of.refresh(1)
-    assert set(of.copy_gaps().values()) == {0.0}
+    of = twin_that_was_taken_again(policy, dtype)
     torch.testing.assert_close(told(of, policy), told(sampler(policy, dtype), policy), atol=0, rtol=0)
 
 

@@ -197,8 +197,8 @@ def pack_llama(model: Any, dtype: torch.dtype) -> LlamaWeights:
     def project(linears: Sequence[Any]) -> Projection:
         matrices = place(stack(linears))
         biases = stack(linears, "bias") if linears[0].bias is not None else ()
-        if len(biases) < len(matrices):  # the matrices are in this precision already, the biases were cast
-            biases = tuple(part for whole in biases for part in whole.split([linear.out_features for linear in linears]))
+        if biases and len(biases) < len(matrices):  # the matrices are in this precision already, the biases were cast and stacked
+            biases = biases[0].split([linear.out_features for linear in linears])
         return Projection(matrices, biases, _low_rank(linears, dtype))
 
     tied = model.model.embed_tokens.weight is model.lm_head.weight
