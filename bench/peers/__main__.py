@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers.environments import HOME
-from bench.peers.run import Options, run, write
+from bench.peers.run import Options, run
 from bench.peers.summary import replaced, result_text, section
 from bench.peers.workloads import WORKLOADS
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("what", nargs="+", choices=[*WORKLOADS, "all", "table", "variants"])
     parser.add_argument("--rounds", type=_count, help="measurements of each side (default: 3, with --quick 1)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, no trials: shows that it runs, says nothing about speed")
-    parser.add_argument("--everyone", action="store_true", help="no trial of the settings: all variants take part in every round (memory!)")
+    parser.add_argument("--everyone", action="store_true", help="no trial: all that --variants names take part in every round (memory!)")
     parser.add_argument(
         "--variants", nargs="+", default=[], metavar="NAME", help="only these and Tether, each where a workload has it; see `variants`"
     )
@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = list(WORKLOADS) if "all" in options.what else [name for name in WORKLOADS if name in options.what]
     model = options.model.expanduser()
     folder = HOME / "quick" if options.quick else _RESULTS
+    if options.everyone and not options.variants:
+        parser.error("--everyone needs --variants: all settings at once are more than a machine holds")
     if problem := _problem(names, options.variants, options.lengths, model) or _unwritable(folder):
         parser.error(problem)
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -68,8 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     done: dict[str, Any] = {}
     for name in names:
-        shared = done.get("update") if name == "reference" else None  # the same steps; other phases are compared
-        done[name] = run(WORKLOADS[name], asked) if shared is None else write({**shared, "what": name}, asked)
+        done[name] = run(WORKLOADS[name], asked, done.get(WORKLOADS[name].steps_of))
         print(result_text(done[name]), flush=True)
     return _tables() if "all" in options.what and not options.quick else 0
 

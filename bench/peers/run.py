@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from bench.peers import environments, texts
+from bench.peers.search import search
 from bench.peers.sides import Side, SideFailed
 from bench.peers.summary import seconds_of, spread
 from bench.peers.workloads import FULL, QUICK, Sizes, Variant, Workload
@@ -41,8 +43,12 @@ class Options:
         return QUICK if self.quick else FULL
 
 
-def run(workload: Workload, options: Options) -> dict[str, Any]:
-    """Measure, and write ``folder/NAME.json`` after every round, so that what was measured survives an interruption."""
+def run(workload: Workload, options: Options, steps: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Measure, and write ``folder/NAME.json`` after every round, so that what was measured survives an interruption.
+
+    ``steps``: the result of ``workload.steps_of`` in this run. Its trials choose, by the phases of this workload; where they choose the
+    same sides, its rounds are the result.
+    """
     sizes = workload.sized(options.sizes)
     wanted = workload.choose(options.variants)
     lengths = tuple(name for name in workload.lengths if not options.lengths or name in options.lengths) or workload.lengths
@@ -59,9 +65,13 @@ def run(workload: Workload, options: Options) -> dict[str, Any]:
         "versions": {name: environments.installed(environments.ensure(name)) for name in dict.fromkeys(v.environment for v in wanted)},
         "roofline": _roofline(options),
     }
-    result["trial_step"] = 2
-    result["tried"] = [] if options.everyone or options.quick else _try_each([v for v in wanted if not v.ours], workload, options)
+    if steps is not None:
+        result["tried"] = steps["tried"]
+    else:
+        result["tried"] = [] if options.everyone or options.quick else _try_each([v for v in wanted if not v.ours], workload, options)
     taking_part = wanted if options.everyone else finalists(wanted, result["tried"], workload)
+    if steps is not None and [variant.name for variant in taking_part] == [side["name"] for side in steps["sides"]]:
+        return write({**steps, "what": workload.name}, options)
     _rounds(taking_part, lengths, workload, setup, options, result)
     after = _roofline(options)
     result["roofline"] = {
@@ -73,14 +83,14 @@ def run(workload: Workload, options: Options) -> dict[str, Any]:
 
 
 def finalists(variants: Sequence[Variant], tried: Sequence[Mapping[str, Any]], workload: Workload) -> list[Variant]:
-    """Ours, and of each precision of the peers the variant whose trial was fastest; those with no rival were not tried."""
-    seconds = {one["name"]: seconds_of(one["measure"], workload.phases) for one in tried if "measure" in one}
-    failed = {one["name"] for one in tried if "failed" in one}
+    """Ours, and of each precision of the peers the variant whose trial was fastest, the first where none was tried."""
+    seconds = {one["name"]: seconds_of(one["measure"], workload.phases) if "measure" in one else math.inf for one in tried}
     chosen = [variant for variant in variants if variant.ours]
     for numerics in dict.fromkeys(variant.numerics for variant in variants if not variant.ours):
-        rivals = [v for v in variants if not v.ours and v.numerics == numerics and v.name not in failed]
-        if rivals:
-            chosen.append(min(rivals, key=lambda variant: seconds.get(variant.name, 0.0)))
+        rivals = [variant for variant in variants if not variant.ours and variant.numerics == numerics]
+        best = min(rivals, key=lambda variant: seconds.get(variant.name, math.inf))
+        if seconds.get(best.name) != math.inf and (best.name in seconds or not any(rival.name in seconds for rival in rivals)):
+            chosen.append(best)
     return chosen
 
 
@@ -99,24 +109,29 @@ def _setup(workload: Workload, sizes: Sizes, model: Path) -> dict[str, Any]:
 
 
 def _try_each(peers: Sequence[Variant], workload: Workload, options: Options) -> list[dict[str, Any]]:
-    """The second step, of a trial's sizes, of every peer's variant that has a rival of its precision. The first takes fresh memory, more of
-    it the larger the passes, and would favour small ones."""
+    """The second step, of a trial's sizes, of the peers' variants that ``search`` asks for, or of all that were named. The first step takes
+    fresh memory, more of it the larger the passes, and would favour small ones."""
     sizes = workload.sized(options.sizes, trial=True)
     setup = _setup(workload, sizes, options.model)
-    tried = []
-    for variant in peers:
-        if sum(other.numerics == variant.numerics for other in peers) < 2:
-            continue
+    tried: list[dict[str, Any]] = []
+
+    def measure(variant: Variant) -> float:
+        told = {"name": variant.name, "numerics": variant.numerics, "settings": dict(variant.settings)}
         try:
             with _side(variant, workload, setup, options) as side:
                 side.measure(lengths="forced")
-                measure = side.measure(lengths="forced")
-                _check(side, measure, "forced", setup, workload)
-            tried.append({"name": variant.name, "numerics": variant.numerics, "settings": dict(variant.settings), "measure": measure})
-            _say(f"tried {variant.name}: {seconds_of(measure, workload.phases):.1f} s, peak {measure['peak_mib']:,.0f} MiB")
+                found = side.measure(lengths="forced")
+                _check(side, found, "forced", setup, workload)
         except SideFailed as error:
-            tried.append({"name": variant.name, "numerics": variant.numerics, "settings": dict(variant.settings), "failed": str(error)})
+            tried.append({**told, "failed": str(error)})
             _say(f"FAILED {error}")
+            return math.inf
+        tried.append({**told, "measure": found})
+        seconds = seconds_of(found, workload.phases)
+        _say(f"tried {variant.name}: {seconds:.1f} s, peak {found['peak_mib']:,.0f} MiB")
+        return seconds
+
+    search([replace(variant, place={}) for variant in peers] if options.variants else peers, measure)
     return tried
 
 

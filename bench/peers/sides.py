@@ -38,6 +38,9 @@ class Side:
 
     def __init__(self, variant: Variant, setup: Mapping[str, Any], log: Path, timeout_s: float = 3600.0) -> None:
         self.variant, self._log, self._timeout_s = variant, log, timeout_s
+        variables = _variables(variant)
+        if (library := variant.variables.get("LD_PRELOAD")) and not Path(variables["LD_PRELOAD"]).is_file():
+            raise SideFailed(f"{variant.name}: {library} is not there, and the loader would leave it out without a word")
         log.parent.mkdir(parents=True, exist_ok=True)
         self._errors = log.open("w")
         self._process = subprocess.Popen(
@@ -45,7 +48,7 @@ class Side:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=_variables(variant),
+            env=variables,
             cwd=_scratch(),
             preexec_fn=_die_with_parent,
         )

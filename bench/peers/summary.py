@@ -151,9 +151,8 @@ def _tried(result: Mapping[str, Any], workload: Workload) -> list[str]:
             cells.append(f"{one['name']}: failed ({one['failed'].splitlines()[-1][:120]})")
         else:
             cells.append(f"{one['name']} {seconds_of(one['measure'], workload.phases):.1f} s")
-    step = "second" if result.get("trial_step") == 2 else "first"
     smaller = "".join(f", {count} {what.replace('_', ' ')} in place of {result['sizes'][what]}" for what, count in workload.trial.items())
-    return [f"Tried once each, to choose the peer's setting (its {step} step{smaller}): " + "; ".join(cells) + ".", ""]
+    return [f"Tried to choose the peer's setting (its second step{smaller}): " + "; ".join(cells) + ".", ""]
 
 
 def goals_table(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -195,10 +194,9 @@ def section(results: Mapping[str, Mapping[str, Any]], places: Mapping[str, str])
     ]
     lines += [
         "Each side is loaded once, warmed up by a step, and stopped dead (SIGSTOP) while another measures; rounds go A B C A B C. The "
-        "peer's settings are tried first on a smaller step (all are listed), and the fastest of each precision takes part (in the "
-        "reference pass those of the update): float32 weights with autocast to bfloat16, as Tether has, and any other; where a "
-        "command names variants, those alone were tried. A ratio is taken within each round. Others' cores: the most that other "
-        "processes used during a measurement, 0 on a quiet machine.",
+        "peer's settings are tried first on a smaller step, from the fastest so far one thing changed at a time (all trials are listed), "
+        "and the fastest of each precision takes part: float32 weights with autocast to bfloat16, as Tether has, and any other. A ratio "
+        "is taken within each round. Others' cores: the most that other processes used during a measurement, 0 on a quiet machine.",
         "",
         goals_table(results),
     ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["FULL", "QUICK", "WORKLOADS", "Sizes", "Variant", "Workload"]
+__all__ = ["FULL", "MACHINE", "QUICK", "WORKLOADS", "Sizes", "Variant", "Workload"]
 
 Settings = Mapping[str, Any]
 
@@ -19,8 +19,13 @@ ALLOCATOR: Mapping[str, str] = MappingProxyType(
 )
 
 
-# Intel's OpenMP in place of GNU's, as guides to training on processors advise. BENCH is the folder of all environments.
-OPENMP: Mapping[str, str] = MappingProxyType({"LD_PRELOAD": "BENCH/trl/lib/libiomp5.so", "KMP_BLOCKTIME": "1"})
+MACHINE = "OpenMP"
+"""The axis of the settings that is the machine's and not the trainer's."""
+
+
+def _openmp(environment: str) -> Settings:
+    """Intel's OpenMP in place of GNU's, as guides to training on processors advise. BENCH is the folder of all environments."""
+    return {"LD_PRELOAD": f"BENCH/{environment}/lib/libiomp5.so", "KMP_BLOCKTIME": "1"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,8 @@ QUICK = Sizes(prompts=2, samples=2, prompt_tokens=50, response_tokens=8, pairs=2
 @dataclass(frozen=True)
 class Variant:
     """One side. ``variables``: of its process, with BENCH for the folder of all environments. ``numerics``: "same" where weights,
-    gradients and optimiser are float32 and products bfloat16, as ours; another word for other peers."""
+    gradients and optimiser are float32 and products bfloat16, as ours; another word for other peers. ``place``: its value on each axis of
+    settings that combine; empty for one that is tried by itself."""
 
     name: str
     environment: str
@@ -51,6 +57,7 @@ class Variant:
     variables: Mapping[str, str] = field(default_factory=dict)
     numerics: str = "same"
     default: bool = True
+    place: Settings = field(default_factory=dict)
 
     @property
     def ours(self) -> bool:
@@ -61,7 +68,8 @@ class Variant:
 @dataclass(frozen=True)
 class Workload:
     """``phases``: of the total that is compared, all where empty. ``lengths``: how answers end. ``goals``: ratio wanted, by numerics.
-    ``sizes`` and ``trial``: what is other than usual in a measurement, and besides in a trial of a peer's setting."""
+    ``sizes`` and ``trial``: what is other than usual in a measurement, and besides in a trial of a peer's setting. ``steps_of``: another
+    workload whose steps have these phases too: trials, and rounds where the same sides are chosen, are those of that one."""
 
     name: str
     title: str
@@ -73,6 +81,7 @@ class Workload:
     memory_goal: float | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     trial: Mapping[str, int] = field(default_factory=dict)
+    steps_of: str = ""
 
     def sized(self, sizes: Sizes, *, trial: bool = False) -> Sizes:
         """The sizes of this workload; quick ones stay as they are."""
@@ -100,38 +109,46 @@ def _peer(
     tuned: bool = True,
     openmp: bool = False,
     default: bool = True,
+    place: Settings | None = None,
     **more: Any,
 ) -> Variant:
     settings = {"weights": weights, "autocast": autocast, **({"rows_per_pass": rows} if rows else {}), **more}
     numerics = "same" if weights == "float32" and autocast else "other"
-    variables = {**(ALLOCATOR if tuned else {}), **(OPENMP if openmp else {})}
-    return Variant(name, environment, driver, settings, variables, numerics, default)
+    variables = {**(ALLOCATOR if tuned else {}), **(_openmp(environment) if openmp else {})}
+    return Variant(name, environment, driver, settings, variables, numerics, default, place or {})
 
 
-def _trl(
-    driver: str, rows: Sequence[int], environment: str = "trl", *, system: bool = False, bf16: bool = True, **more: Any
-) -> tuple[Variant, ...]:
-    """The settings of a trainer: rows a pass, weights in float32 or bfloat16, autocast, attention, allocator, OpenMP, compiler.
+def _trl(driver: str, tried: Sequence[int], environment: str = "trl", *, rows: Sequence[int] = (), **more: Any) -> tuple[Variant, ...]:
+    """The settings of a trainer. By default rows a pass (``tried``), attention and OpenMP in every combination, with float32 weights and
+    autocast and with bfloat16 weights; by name further ``rows``, the plain allocator, a compiled model, other precisions."""
 
-    ``system``: allocator and OpenMP are tried here (elsewhere by name alone: they are the machine's, and two workloads settle them);
-    ``bf16``: so are bfloat16 weights.
-    """
-    middle = rows[len(rows) // 2]
-
-    def one(name: str, weights: str, *, autocast: bool, rows: int = middle, **kept: Any) -> Variant:
+    def one(name: str, weights: str, *, autocast: bool, rows: int = tried[0], **kept: Any) -> Variant:
         return _peer(environment, driver, f"trl {name}", weights, autocast=autocast, rows=rows, **{**more, **kept})
 
+    def combined(name: str, weights: str, autocast: bool) -> tuple[Variant, ...]:
+        return tuple(
+            one(
+                f"{name}, {n} rows{', eager attention' * eager}{', Intel OpenMP' * intel}",
+                weights,
+                autocast=autocast,
+                rows=n,
+                openmp=intel,
+                default=n in tried,
+                place={"rows": n, "attention": "eager" if eager else "sdpa", MACHINE: "Intel" if intel else "GNU"},
+                **({"attention": "eager"} if eager else {}),
+            )
+            for n in (*tried, *rows)
+            for eager in (False, True)
+            for intel in (False, True)
+        )
+
     return (
-        *(one(f"autocast, {n} rows", "float32", autocast=True, rows=n) for n in rows),
-        one(f"autocast, {middle} rows, eager attention", "float32", autocast=True, attention="eager"),
-        one(f"autocast, {middle} rows, plain allocator", "float32", autocast=True, tuned=False, default=system),
-        one(f"autocast, {middle} rows, Intel OpenMP", "float32", autocast=True, openmp=True, default=system),
-        one(f"autocast, {middle} rows, compiled", "float32", autocast=True, compile=True, default=False),
-        *(one(f"bf16 weights, {n} rows", "bfloat16", autocast=False, rows=n, default=bf16) for n in rows),
-        one(f"bf16 weights, {middle} rows, eager attention", "bfloat16", autocast=False, attention="eager", default=bf16),
-        one(f"bf16 weights, {middle} rows, Intel OpenMP", "bfloat16", autocast=False, openmp=True, default=bf16 and system),
-        one(f"bf16 weights and autocast, {middle} rows", "bfloat16", autocast=True, default=False),
-        one(f"fp32, {middle} rows", "float32", autocast=False, default=False),
+        *combined("autocast", "float32", True),
+        *combined("bf16 weights", "bfloat16", False),
+        one(f"autocast, {tried[0]} rows, plain allocator", "float32", autocast=True, tuned=False, default=False),
+        one(f"autocast, {tried[0]} rows, compiled", "float32", autocast=True, compile=True, default=False),
+        one(f"bf16 weights and autocast, {tried[0]} rows", "bfloat16", autocast=True, default=False),
+        one(f"fp32, {tried[0]} rows", "float32", autocast=False, default=False),
     )
 
 
@@ -146,10 +163,9 @@ def _vllm(name: str, default: bool = True, variables: Settings | None = None, **
 
 _ONLINE = ("forced", "natural")
 _FEW: Mapping[str, int] = MappingProxyType({"prompts": 2, "response_tokens": 64})
-_GRPO = _trl("trl_grpo", (16, 8), system=True)
-_UPDATE = _trl("trl_grpo", (4, 8, 16))
-_PAIRS = _trl("trl_offline", (2, 4, 8))
-_SEQUENCES = _trl("trl_offline", (4, 8, 16), system=True)
+_ROWS = _trl("trl_grpo", (8, 16), rows=(4,))
+_PAIRS = _trl("trl_offline", (4, 8), rows=(2,))
+_SEQUENCES = _trl("trl_offline", (8, 16), rows=(4,))
 
 
 def _our_variants(driver: str) -> tuple[Variant, ...]:
@@ -157,7 +173,7 @@ def _our_variants(driver: str) -> tuple[Variant, ...]:
     return (
         _ours(driver),
         _ours(driver, "tether, tuned allocator", default=False, variables=ALLOCATOR),
-        _ours(driver, "tether, tuned allocator, Intel OpenMP", default=False, variables={**ALLOCATOR, **OPENMP}),
+        _ours(driver, "tether, tuned allocator, Intel OpenMP", default=False, variables={**ALLOCATOR, **_openmp("trl")}),
     )
 
 
@@ -169,7 +185,7 @@ WORKLOADS: Mapping[str, Workload] = {
             "GRPO step: 8 prompts x 8 answers x 128 tokens, tether of .05, one optimiser step",
             (
                 *_our_variants("tether_online"),
-                *_GRPO,
+                *_ROWS,
                 _peer(
                     "trl",
                     "trl_grpo",
@@ -211,7 +227,7 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload(
             "update",
             "Update alone on the answers of a GRPO step that are given: forward, backward, optimiser",
-            (*_our_variants("tether_update"), *_UPDATE),
+            (*_our_variants("tether_update"), *_ROWS),
             phases=("update", "optimiser"),
             goals={"same": 6, "other": 6},
             trial=_FEW,
@@ -219,10 +235,11 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload(
             "reference",
             "Reference pass alone, on the same answers",
-            (*_our_variants("tether_update"), *_UPDATE),
+            (*_our_variants("tether_update"), *_ROWS),
             phases=("reference",),
             goals={"same": 5, "other": 5},
             trial=_FEW,
+            steps_of="update",
         ),
         Workload(
             "ppo",
@@ -230,11 +247,11 @@ WORKLOADS: Mapping[str, Workload] = {
             (
                 *_our_variants("tether_online"),
                 _ours("tether_online", "tether, separate critic", default=False, critic="separate"),
-                *_trl("trl_ppo", (4, 8, 16), environment="trl-ppo", bf16=False, rollout_rows=32),
+                *_trl("trl_ppo", (8, 16), environment="trl-ppo", rows=(4,), rollout_rows=32),
             ),
             sizes={"prompts": 64, "samples": 1},
             goals={"same": 6, "other": 6},
-            trial={"prompts": 16, "response_tokens": 64},
+            trial={"prompts": 16, "response_tokens": 32},
         ),
         *(
             Workload(

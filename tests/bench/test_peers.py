@@ -18,6 +18,8 @@ import pytest
 from bench.peers import summary, texts
 from bench.peers.drivers import processes
 from bench.peers.run import finalists
+from bench.peers.search import search
+from bench.peers.sides import Side, SideFailed
 from bench.peers.workloads import FULL, QUICK, WORKLOADS, Variant, Workload
 from bench.roofline import Roof, forward_flop, generate_floor_s, linear_weights, update_floor_s
 from tether.plan.model import Dims
@@ -118,6 +120,92 @@ def test_without_trials_those_without_a_rival_take_part() -> None:
     assert finalists([OURS, SLOW, ONLY], [], WHOLE) == [OURS, SLOW, ONLY]
 
 
+def test_of_settings_in_combination_the_first_takes_part_where_none_was_tried_and_none_where_all_failed() -> None:
+    assert finalists([OURS, SLOW, FAST], [], WHOLE) == [OURS, SLOW]
+    assert finalists([OURS, SLOW, FAST], [{"name": "fast", "failed": "Boom"}], WHOLE) == [OURS]
+
+
+@pytest.mark.parametrize(
+    ("costs", "tried", "best"),
+    [
+        # 16 rows are slower; eager attention and then Intel's OpenMP help. bfloat16 begins there, and there eager attention does not help.
+        (
+            {"16 rows": 3, "eager": -2, "Intel": -1, "bf16, 8 rows, eager": 4, "bf16, 16 rows, eager": 4},
+            "a8 a16 a8e a8ei b8ei b16ei b8i",
+            ("a8ei", "b8i"),
+        ),
+        # Nothing but more rows helps, and there the rest is tried.
+        ({"16 rows": -3}, "a8 a16 a16e a16i b8 b16 b16e", ("a16", "b16")),
+    ],
+)
+def test_settings_are_tried_from_the_fastest_so_far_one_thing_at_a_time(costs, tried, best) -> None:
+    short = {"trl autocast, 8": "a8", "trl autocast, 16": "a16", "trl bf16 weights, 8": "b8", "trl bf16 weights, 16": "b16"}
+    asked: dict[str, float] = {}
+
+    def name(variant: Variant) -> str:
+        head, _, rest = variant.name.partition(" rows")
+        return short[head] + "e" * ("eager" in rest) + "i" * ("Intel" in rest)
+
+    def seconds(variant: Variant) -> float:
+        flat = variant.name.replace("bf16 weights", "bf16")
+        asked[name(variant)] = 20.0 + sum(cost for word, cost in costs.items() if word in flat) + 0.01 * len(asked)
+        return asked[name(variant)]
+
+    peers = [variant for variant in WORKLOADS["grpo"].choose(()) if not variant.ours]
+    search(peers, seconds)
+    assert " ".join(asked) == tried
+    measured = [{"name": v.name, "measure": measure(asked[name(v)])} for v in peers if name(v) in asked]
+    assert tuple(map(name, finalists(peers, measured, WHOLE))) == best
+
+
+def test_settings_without_a_place_are_all_tried_where_they_have_a_rival() -> None:
+    asked: list[str] = []
+    search([SLOW, FAST, ONLY], lambda variant: asked.append(variant.name) or 1.0)
+    assert asked == ["slow", "fast"]
+
+
+def steps(monkeypatch, trials: dict[str, tuple[float, float]]) -> tuple[dict[str, Any], list[list[str]]]:
+    """The update's trials (seconds of update and reference) and rounds; then the reference's, in the same run."""
+    from bench.peers import run as module
+
+    rounds: list[list[str]] = []
+    names = [*trials]
+    monkeypatch.setattr(module, "_setup", lambda *given: {})
+    monkeypatch.setattr(module, "_machine", dict)
+    monkeypatch.setattr(module, "_roofline", lambda options: {})
+    monkeypatch.setattr(module, "_shares", lambda *given: {})
+    monkeypatch.setattr(module, "write", lambda result, options: result)
+    monkeypatch.setattr(module.environments, "ensure", lambda name: Path("python"))
+    monkeypatch.setattr(module.environments, "installed", lambda python: {})
+    tried = [{"name": name, "measure": measure(99.0, update=update, reference=ref)} for name, (update, ref) in trials.items()]
+    monkeypatch.setattr(module, "_try_each", lambda *given: tried)
+
+    def note(variants, lengths, workload, setup, options, result) -> None:
+        rounds.append([variant.name for variant in variants])
+        result["sides"] = [{"name": variant.name, "of": workload.name} for variant in variants]
+
+    monkeypatch.setattr(module, "_rounds", note)
+    options = module.Options(rounds=1, model=Path("model"), folder=Path("folder"), command="", variants=names)
+    first = module.run(WORKLOADS["update"], options)
+    return module.run(WORKLOADS["reference"], options, first), rounds
+
+
+def test_the_reference_pass_has_the_settings_that_are_fastest_in_it(monkeypatch) -> None:
+    eight, sixteen = "trl autocast, 8 rows", "trl autocast, 16 rows"
+    found, rounds = steps(monkeypatch, {eight: (5.0, 2.0), sixteen: (6.0, 1.0)})
+    assert rounds == [["tether", eight], ["tether", sixteen]]
+    assert (found["what"], [side["of"] for side in found["sides"]]) == ("reference", ["reference", "reference"])
+    found, rounds = steps(monkeypatch, {eight: (5.0, 1.0), sixteen: (6.0, 2.0)})
+    assert rounds == [["tether", eight]]  # the same sides: the same steps count
+    assert (found["what"], [side["of"] for side in found["sides"]]) == ("reference", ["update", "update"])
+
+
+def test_a_library_that_is_not_there_is_said_and_not_left_out(tmp_path) -> None:
+    variant = Variant("x", "tether", "d", variables={"LD_PRELOAD": "BENCH/nowhere/lib/libiomp5.so"})
+    with pytest.raises(SideFailed, match=r"BENCH/nowhere/lib/libiomp5\.so is not there"):
+        Side(variant, {}, tmp_path / "log")
+
+
 def test_every_workload_has_its_driver_and_one_default_of_ours_and_sizes_that_divide() -> None:
     for workload in WORKLOADS.values():
         assert all((DRIVERS / f"{variant.driver}.py").exists() for variant in workload.variants)
@@ -167,11 +255,10 @@ def test_a_result_becomes_a_table_with_its_ratios() -> None:
     assert "tether against trl a: 6.00 [6.00, 6.00] times the tokens/s (whole), 33% of its peak memory." in text
     assert "tether against trl c: 4.50 [4.50, 4.50]" in text
     assert "update: 25% of the roofline" in text
-    assert "(its first step, 2 prompts in place of 8, 64 response tokens in place of 128): trl a" in text
+    assert "(its second step, 2 prompts in place of 8, 64 response tokens in place of 128): trl a" in text
     assert "trl a 100.0 s; trl b: failed (RuntimeError: no)" in text
     columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert len(columns) == 1
-    assert "(its second step, 2 prompts" in summary.result_text({**result(), "trial_step": 2})
 
 
 def test_goals_stand_beside_what_was_measured() -> None:
@@ -248,13 +335,18 @@ def test_workloads_are_measured_in_one_order_and_all_writes_the_page(monkeypatch
     from bench.peers import __main__ as command
 
     measured, written = [], []
-    monkeypatch.setattr(command, "run", lambda workload, options: measured.append(workload.name) or {"what": workload.name})
-    monkeypatch.setattr(command, "write", lambda result, options: result)
+
+    def run(workload, options, steps):
+        assert (steps or {}).get("what", "") in ("", workload.steps_of)
+        measured.append(workload.name)
+        return {"what": workload.name}
+
+    monkeypatch.setattr(command, "run", run)
     monkeypatch.setattr(command, "result_text", lambda result: "")
     monkeypatch.setattr(command, "_tables", lambda: written.append(1) or 0)
     monkeypatch.setattr(command, "_problem", lambda *asked: None)
     assert command.main(asked.split()) == 0
-    assert measured == (wanted or [name for name in WORKLOADS if name != "reference"])  # its figures are those of update
+    assert measured == (wanted or [*WORKLOADS])
     assert len(written) == tables
 
 
@@ -265,6 +357,7 @@ def test_workloads_are_measured_in_one_order_and_all_writes_the_page(monkeypatch
         (["sft", "--rounds", "-1"], "expected a whole number of at least 1, got '-1'"),
         (["sft", "grpo", "--variants", "nobody"], "no variant is named 'nobody' in grpo, sft"),
         (["grpo", "generate", "--variants", "vllm bf16"], "grpo has none of the variants that --variants names"),
+        (["sft", "--everyone"], "--everyone needs --variants"),
         (["sft", "--lengths", "natural"], "sft has no --lengths natural, only forced"),
         (["sft", "--model", "/nowhere"], "/nowhere has no config.json: make it with `tether fetch smollm2`"),
     ],

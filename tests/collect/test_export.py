@@ -233,10 +233,15 @@ def test_a_column_that_comes_twice_and_a_folder_are_refused(tmp_path):
 
 def test_judgements_are_found_by_an_index(store):
     with reading(store.engine) as connection:
+        made = [row[0] for row in connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")]
+        of_table = [name for name in made if name.startswith("tether_judgements_")]
+        assert of_table == sorted(of_table)  # the order decides which of two that serve alike is taken
+        assert len(of_table) == 3
         query = sa.select(schema.judgements).where(schema.judgements.c.item_id.in_(["i0"]), schema.judgements.c.withdrawn_at.is_(None))
         text = str(query.compile(dialect=store.engine.dialect, compile_kwargs={"literal_binds": True}))
         plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}")]
-    assert plan[0].startswith("SEARCH tether_judgements USING INDEX tether_judgements_live (item_id=?")
+    serving = [f"SEARCH tether_judgements USING INDEX tether_judgements_{name} (item_id=?" for name in ("live", "of_item")]
+    assert plan[0].startswith(tuple(serving))  # both begin with the item, and hold few rows of one
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
