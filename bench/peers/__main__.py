@@ -17,11 +17,12 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from bench.peers.environments import HOME
-from bench.peers.run import Options, run
+from bench.peers.run import DATE, Options, run
 from bench.peers.summary import replaced, result_text, section
 from bench.peers.workloads import WORKLOADS
 
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("what", nargs="+", choices=[*WORKLOADS, "all", "table", "variants"])
     parser.add_argument("--rounds", type=_count, help="measurements of each side (default: 3, with --quick 1)")
+    parser.add_argument("--resume", action="store_true", help="keep what was measured whole, with as many rounds, in the last 24 hours")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, no trials: shows that it runs, says nothing about speed")
     parser.add_argument("--everyone", action="store_true", help="no trial: all that --variants names take part in every round (memory!)")
     parser.add_argument(
@@ -70,9 +72,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     done: dict[str, Any] = {}
     for name in names:
+        if options.resume and (kept := _whole(name, asked)):
+            done[name] = kept
+            print(f"{name}: kept, measured {kept['date']}", flush=True)
+            continue
         done[name] = run(WORKLOADS[name], asked, done.get(WORKLOADS[name].steps_of))
         print(result_text(done[name]), flush=True)
     return _tables() if "all" in options.what and not options.quick else 0
+
+
+def _whole(name: str, asked: Options) -> dict[str, Any] | None:
+    """The result that an interrupted run left, where it was measured to its end as asked and not long ago."""
+    path = asked.folder / f"{name}.json"
+    try:
+        found = _read(name, path)
+        age = datetime.now(UTC) - datetime.strptime(found["date"], DATE).replace(tzinfo=UTC)
+    except (OSError, ValueError, KeyError):
+        return None
+    whole = "roofline_share" in found  # written last
+    return found if whole and found["rounds"] == asked.rounds and age < timedelta(days=1) else None
 
 
 def _count(text: str) -> int:

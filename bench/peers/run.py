@@ -21,7 +21,11 @@ from bench.peers.summary import seconds_of, spread
 from bench.peers.workloads import FULL, QUICK, Sizes, Variant, Workload
 from bench.roofline import Roof, generate_floor_s, read_dims, update_floor_s
 
-__all__ = ["Options", "finalists", "run", "write"]
+__all__ = ["DATE", "LEAD", "Options", "finalists", "run"]
+
+DATE = "%Y-%m-%d %H:%M UTC"
+LEAD = 0.05
+"""Two trials of one setting differ by this share of their time; a smaller lead of one setting over another says nothing."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,8 @@ class Options:
 def run(workload: Workload, options: Options, steps: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Measure, and write ``folder/NAME.json`` after every round, so that what was measured survives an interruption.
 
-    ``steps``: the result of ``workload.steps_of`` in this run. Its trials choose, by the phases of this workload; where they choose the
-    same sides, its rounds are the result.
+    ``steps``: the result of ``workload.steps_of`` in this run. Its trials choose, by the phases of this workload; where none of their
+    choices leads by more than what one trial can tell, its rounds are the result.
     """
     sizes = workload.sized(options.sizes)
     wanted = workload.choose(options.variants)
@@ -56,7 +60,7 @@ def run(workload: Workload, options: Options, steps: Mapping[str, Any] | None = 
     result: dict[str, Any] = {
         "what": workload.name,
         "command": options.command,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.now(UTC).strftime(DATE),
         "quick": options.quick,
         "rounds": 0,
         "lengths": list(lengths),
@@ -70,7 +74,7 @@ def run(workload: Workload, options: Options, steps: Mapping[str, Any] | None = 
     else:
         result["tried"] = [] if options.everyone or options.quick else _try_each([v for v in wanted if not v.ours], workload, options)
     taking_part = wanted if options.everyone else finalists(wanted, result["tried"], workload)
-    if steps is not None and [variant.name for variant in taking_part] == [side["name"] for side in steps["sides"]]:
+    if steps is not None and _as_fast(steps, taking_part, workload):
         return write({**steps, "what": workload.name}, options)
     _rounds(taking_part, lengths, workload, setup, options, result)
     after = _roofline(options)
@@ -78,8 +82,7 @@ def run(workload: Workload, options: Options, steps: Mapping[str, Any] | None = 
         name: max(value, after[name]) if isinstance(value, float) else value for name, value in result["roofline"].items()
     }
     result["roofline_share"] = _shares(result, workload, sizes, options.model)
-    write(result, options)
-    return result
+    return write(result, options)
 
 
 def finalists(variants: Sequence[Variant], tried: Sequence[Mapping[str, Any]], workload: Workload) -> list[Variant]:
@@ -95,6 +98,17 @@ def finalists(variants: Sequence[Variant], tried: Sequence[Mapping[str, Any]], w
 
 
 # ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _as_fast(steps: Mapping[str, Any], chosen: Sequence[Variant], workload: Workload) -> bool:
+    """Whether sides that were measured are the chosen ones, or in their trials slower than those by ``LEAD`` at most."""
+    seconds = {one["name"]: seconds_of(one["measure"], workload.phases) for one in steps["tried"] if "measure" in one}
+    measured = {(side["ours"], side["numerics"]): side["name"] for side in steps["sides"]}
+    for variant in chosen:
+        name = measured.get((variant.ours, variant.numerics))
+        if name != variant.name and not (name in seconds and seconds[name] <= (1 + LEAD) * seconds[variant.name]):
+            return False
+    return True
 
 
 def _setup(workload: Workload, sizes: Sizes, model: Path) -> dict[str, Any]:
@@ -171,8 +185,14 @@ def _rounds(
             _say(f"loaded and warm: {variant.name}")
         for number in range(options.rounds):
             for kind in lengths:
-                for side, told in loaded:
-                    measure = side.measure(lengths=kind)
+                for side, told in list(loaded):
+                    try:
+                        measure = side.measure(lengths=kind)
+                    except SideFailed as error:  # killed for memory, as a rule: two peers and Tether are held at once
+                        _say(f"FAILED {error}")
+                        result.setdefault("failed", []).append({"name": side.variant.name, "failed": str(error)})
+                        loaded.remove((side, told))
+                        continue
                     told["measures"][kind].append(measure)
                     _say(
                         f"round {number + 1}, {kind}, {told['name']}: {measure['seconds']['total']:.1f} s, "

@@ -93,6 +93,7 @@ def result_text(result: Mapping[str, Any]) -> str:
         sides = [side for side in result["sides"] if side["measures"].get(lengths)]
         if sides:
             lines += [*_table(sides, lengths, workload), "", *_ratio_lines(sides, lengths, workload, result), ""]
+    lines += [f"* {one['name']} failed: {one['failed'].splitlines()[-1][:120]}" for one in result.get("failed", [])]
     lines += _tried(result, workload)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -195,8 +196,9 @@ def section(results: Mapping[str, Mapping[str, Any]], places: Mapping[str, str])
     lines += [
         "Each side is loaded once, warmed up by a step, and stopped dead (SIGSTOP) while another measures; rounds go A B C A B C. The "
         "peer's settings are tried first on a smaller step, from the fastest so far one thing changed at a time (all trials are listed), "
-        "and the fastest of each precision takes part: float32 weights with autocast to bfloat16, as Tether has, and any other. A ratio "
-        "is taken within each round. Others' cores: the most that other processes used during a measurement, 0 on a quiet machine.",
+        "and the fastest of each precision takes part (the reference pass has the sides of the update unless others lead by 5 % in it): "
+        "float32 weights with autocast to bfloat16, as Tether has, and any other. A ratio is taken within each round. Others' cores: the "
+        "most that other processes used during a measurement, 0 on a quiet machine.",
         "",
         goals_table(results),
     ]

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 from bench.peers import summary, texts
 from bench.peers.drivers import processes
-from bench.peers.run import finalists
+from bench.peers.run import DATE, finalists
 from bench.peers.search import search
 from bench.peers.sides import Side, SideFailed
 from bench.peers.workloads import FULL, QUICK, WORKLOADS, Variant, Workload
@@ -182,7 +183,8 @@ def steps(monkeypatch, trials: dict[str, tuple[float, float]]) -> tuple[dict[str
 
     def note(variants, lengths, workload, setup, options, result) -> None:
         rounds.append([variant.name for variant in variants])
-        result["sides"] = [{"name": variant.name, "of": workload.name} for variant in variants]
+        told = [{"name": variant.name, "ours": variant.ours, "numerics": variant.numerics} for variant in variants]
+        result["sides"] = [{**side, "of": workload.name} for side in told]
 
     monkeypatch.setattr(module, "_rounds", note)
     options = module.Options(rounds=1, model=Path("model"), folder=Path("folder"), command="", variants=names)
@@ -190,14 +192,68 @@ def steps(monkeypatch, trials: dict[str, tuple[float, float]]) -> tuple[dict[str
     return module.run(WORKLOADS["reference"], options, first), rounds
 
 
-def test_the_reference_pass_has_the_settings_that_are_fastest_in_it(monkeypatch) -> None:
+def test_the_reference_pass_has_settings_of_its_own_where_they_lead_by_more_than_a_trial_can_tell(monkeypatch) -> None:
     eight, sixteen = "trl autocast, 8 rows", "trl autocast, 16 rows"
-    found, rounds = steps(monkeypatch, {eight: (5.0, 2.0), sixteen: (6.0, 1.0)})
+    found, rounds = steps(monkeypatch, {eight: (5.0, 1.1), sixteen: (6.0, 1.0)})
     assert rounds == [["tether", eight], ["tether", sixteen]]
     assert (found["what"], [side["of"] for side in found["sides"]]) == ("reference", ["reference", "reference"])
-    found, rounds = steps(monkeypatch, {eight: (5.0, 1.0), sixteen: (6.0, 2.0)})
-    assert rounds == [["tether", eight]]  # the same sides: the same steps count
-    assert (found["what"], [side["of"] for side in found["sides"]]) == ("reference", ["update", "update"])
+    for reference in (1.0, 1.04):
+        found, rounds = steps(monkeypatch, {eight: (5.0, reference), sixteen: (6.0, 1.0)})
+        assert rounds == [["tether", eight]]  # the same steps count
+        assert (found["what"], [side["of"] for side in found["sides"]]) == ("reference", ["update", "update"])
+
+
+def test_a_side_that_dies_in_a_round_is_said_and_the_others_go_on(monkeypatch) -> None:
+    from bench.peers import run as module
+
+    class Dying:
+        def __init__(self, variant: Variant) -> None:
+            self.variant, self.count, self.facts = variant, 0, {}
+
+        def measure(self, **_: Any) -> dict[str, Any]:
+            self.count += 1
+            if self.variant is SLOW and self.count == 3:  # warm-up, first round, then killed
+                raise SideFailed("slow: no answer")
+            return measure(2.0)
+
+        def close(self) -> None:
+            pass
+
+    sides = [Dying(variant) for variant in (OURS, SLOW, FAST)]
+    monkeypatch.setattr(module, "_side", lambda variant, *_: next(side for side in sides if side.variant is variant))
+    monkeypatch.setattr(module, "_check", lambda *_: None)
+    monkeypatch.setattr(module, "write", lambda result, options: result)
+    found: dict[str, Any] = {"what": "w"}
+    module._rounds([OURS, SLOW, FAST], ("forced",), WHOLE, {}, module.Options(3, Path("m"), Path("f"), ""), found)
+    assert [(side["name"], len(side["measures"]["forced"])) for side in found["sides"]] == [("tether", 3), ("slow", 1), ("fast", 3)]
+    assert [(one["name"], one["failed"]) for one in found["failed"]] == [("slow", "slow: no answer")]
+    assert "* slow failed: slow: no answer" in summary.result_text({**result(), "failed": found["failed"]})
+
+
+@pytest.mark.parametrize(
+    ("changed", "kept"),
+    [
+        ({}, True),
+        ({"rounds": 2}, False),
+        ({"date": "2026-01-01 00:00 UTC"}, False),
+        ({"quick": True}, False),
+        ({"roofline_share": None}, False),
+    ],
+)
+def test_an_interrupted_run_goes_on_with_what_it_has_not_measured_whole(monkeypatch, tmp_path, changed, kept) -> None:
+    from bench.peers import __main__ as command
+
+    whole = {**result(), "quick": False, "date": datetime.now(UTC).strftime(DATE), **changed}
+    (tmp_path / "grpo.json").write_text(json.dumps({name: value for name, value in whole.items() if value is not None}))
+    asked: list[str] = []
+    monkeypatch.setattr(command, "_RESULTS", tmp_path)
+    monkeypatch.setattr(command, "_problem", lambda *_: None)
+    monkeypatch.setattr(command, "run", lambda workload, options, steps: asked.append(workload.name) or result())
+    assert command.main(["grpo", "sft", "--rounds", "3", "--resume"]) == 0
+    assert asked == (["sft"] if kept else ["grpo", "sft"])
+    asked.clear()
+    assert command.main(["grpo", "--rounds", "3"]) == 0
+    assert asked == ["grpo"]
 
 
 def test_a_library_that_is_not_there_is_said_and_not_left_out(tmp_path) -> None:
