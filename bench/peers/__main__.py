@@ -17,12 +17,11 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from bench.peers.environments import HOME
-from bench.peers.run import DATE, Options, run
+from bench.peers.run import Options, code, run
 from bench.peers.summary import replaced, result_text, section
 from bench.peers.workloads import WORKLOADS
 
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("what", nargs="+", choices=[*WORKLOADS, "all", "table", "variants"])
     parser.add_argument("--rounds", type=_count, help="measurements of each side (default: 3, with --quick 1)")
-    parser.add_argument("--resume", action="store_true", help="keep what was measured whole, with as many rounds, in the last 24 hours")
+    parser.add_argument("--resume", action="store_true", help="keep what this very code has measured to the end, with as many rounds")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, no trials: shows that it runs, says nothing about speed")
     parser.add_argument("--everyone", action="store_true", help="no trial: all that --variants names take part in every round (memory!)")
     parser.add_argument(
@@ -82,15 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _whole(name: str, asked: Options) -> dict[str, Any] | None:
-    """The result that an interrupted run left, where it was measured to its end as asked and not long ago."""
-    path = asked.folder / f"{name}.json"
+    """The result that an interrupted run of this code left, where it was measured to its end as asked."""
     try:
-        found = _read(name, path)
-        age = datetime.now(UTC) - datetime.strptime(found["date"], DATE).replace(tzinfo=UTC)
-    except (OSError, ValueError, KeyError):
+        found = _read(name, asked.folder / f"{name}.json")
+    except (OSError, ValueError):
         return None
     whole = "roofline_share" in found  # written last
-    return found if whole and found["rounds"] == asked.rounds and age < timedelta(days=1) else None
+    return found if whole and found["rounds"] == asked.rounds and found.get("code") == code() else None
 
 
 def _count(text: str) -> int:

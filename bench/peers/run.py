@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -15,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers import environments, texts
+from bench.peers.rounds import measure_turns
 from bench.peers.search import search
 from bench.peers.sides import Side, SideFailed
 from bench.peers.summary import seconds_of, spread
 from bench.peers.workloads import FULL, QUICK, Sizes, Variant, Workload
 from bench.roofline import Roof, generate_floor_s, read_dims, update_floor_s
 
-__all__ = ["DATE", "LEAD", "Options", "finalists", "run"]
+__all__ = ["LEAD", "Options", "code", "finalists", "run"]
 
-DATE = "%Y-%m-%d %H:%M UTC"
 LEAD = 0.05
 """Two trials of one setting differ by this share of their time; a smaller lead of one setting over another says nothing."""
 
@@ -60,7 +61,8 @@ def run(workload: Workload, options: Options, steps: Mapping[str, Any] | None = 
     result: dict[str, Any] = {
         "what": workload.name,
         "command": options.command,
-        "date": datetime.now(UTC).strftime(DATE),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "code": code(),
         "quick": options.quick,
         "rounds": 0,
         "lengths": list(lengths),
@@ -76,7 +78,14 @@ def run(workload: Workload, options: Options, steps: Mapping[str, Any] | None = 
     taking_part = wanted if options.everyone else finalists(wanted, result["tried"], workload)
     if steps is not None and _as_fast(steps, taking_part, workload):
         return write({**steps, "what": workload.name}, options)
-    _rounds(taking_part, lengths, workload, setup, options, result)
+
+    def warm(variant: Variant) -> tuple[Side, dict[str, Any]]:
+        side = _side(variant, workload, setup, options)
+        measure = side.measure(lengths=lengths[0])
+        _check(side, measure if lengths[0] == "forced" else None, "forced", setup, workload)
+        return side, {lengths[0]: measure}
+
+    measure_turns(taking_part, lengths, warm, options.rounds, result, _say, lambda: write(result, options))
     after = _roofline(options)
     result["roofline"] = {
         name: max(value, after[name]) if isinstance(value, float) else value for name, value in result["roofline"].items()
@@ -85,14 +94,24 @@ def run(workload: Workload, options: Options, steps: Mapping[str, Any] | None = 
     return write(result, options)
 
 
+def code() -> str:
+    """SHA-256 of the sources that are measured and that measure, names and texts."""
+    own, root = Path(__file__).parent, Path(__file__).parents[2]
+    told = hashlib.sha256()
+    for path in sorted([*(root / "src").rglob("*.py"), root / "bench" / "roofline.py", *own.rglob("*.py"), *own.rglob("*.txt")]):
+        told.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return told.hexdigest()
+
+
 def finalists(variants: Sequence[Variant], tried: Sequence[Mapping[str, Any]], workload: Workload) -> list[Variant]:
     """Ours, and of each precision of the peers the variant whose trial was fastest, the first where none was tried."""
     seconds = {one["name"]: seconds_of(one["measure"], workload.phases) if "measure" in one else math.inf for one in tried}
     chosen = [variant for variant in variants if variant.ours]
     for numerics in dict.fromkeys(variant.numerics for variant in variants if not variant.ours):
         rivals = [variant for variant in variants if not variant.ours and variant.numerics == numerics]
-        best = min(rivals, key=lambda variant: seconds.get(variant.name, math.inf))
-        if seconds.get(best.name) != math.inf and (best.name in seconds or not any(rival.name in seconds for rival in rivals)):
+        known = [rival for rival in rivals if rival.name in seconds]
+        best = min(known or rivals[:1], key=lambda variant: seconds.get(variant.name, 0.0))
+        if seconds.get(best.name, 0.0) < math.inf:
             chosen.append(best)
     return chosen
 
@@ -147,62 +166,6 @@ def _try_each(peers: Sequence[Variant], workload: Workload, options: Options) ->
 
     search([replace(variant, place={}) for variant in peers] if options.variants else peers, measure)
     return tried
-
-
-def _rounds(
-    variants: Sequence[Variant],
-    lengths: Sequence[str],
-    workload: Workload,
-    setup: Mapping[str, Any],
-    options: Options,
-    result: dict[str, Any],
-) -> None:
-    """Load every side, warm it up, then A B C A B C; the results of a side go into ``result`` as they come."""
-    loaded: list[tuple[Side, dict[str, Any]]] = []
-    result["sides"] = []
-    try:
-        for variant in variants:
-            try:
-                side = _side(variant, workload, setup, options)
-                warm = {lengths[0]: side.measure(lengths=lengths[0])}
-                _check(side, warm.get("forced"), "forced", setup, workload)
-            except SideFailed as error:
-                _say(f"FAILED {error}")
-                result.setdefault("failed", []).append({"name": variant.name, "failed": str(error)})
-                continue
-            told: dict[str, Any] = {
-                "name": variant.name,
-                "ours": variant.ours,
-                "numerics": variant.numerics,
-                "settings": dict(variant.settings),
-                "variables": dict(variant.variables),
-                "facts": side.facts,
-                "warm_up": warm,
-                "measures": {kind: [] for kind in lengths},
-            }
-            result["sides"].append(told)
-            loaded.append((side, told))
-            _say(f"loaded and warm: {variant.name}")
-        for number in range(options.rounds):
-            for kind in lengths:
-                for side, told in list(loaded):
-                    try:
-                        measure = side.measure(lengths=kind)
-                    except SideFailed as error:  # killed for memory, as a rule: two peers and Tether are held at once
-                        _say(f"FAILED {error}")
-                        result.setdefault("failed", []).append({"name": side.variant.name, "failed": str(error)})
-                        loaded.remove((side, told))
-                        continue
-                    told["measures"][kind].append(measure)
-                    _say(
-                        f"round {number + 1}, {kind}, {told['name']}: {measure['seconds']['total']:.1f} s, "
-                        f"{measure['tokens']['response']} answer tokens, others used {measure['disturbed']:.2f} cores"
-                    )
-            result["rounds"] = number + 1
-            write(result, options)
-    finally:
-        for side, _ in loaded:
-            side.close()
 
 
 def _side(variant: Variant, workload: Workload, setup: Mapping[str, Any], options: Options) -> Side:

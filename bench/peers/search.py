@@ -12,8 +12,9 @@ __all__ = ["search"]
 def search(peers: Sequence[Variant], measure: Callable[[Variant], float]) -> None:
     """Calls ``measure`` (seconds, infinite for a failure) once for every setting that is tried.
 
-    Of each precision with two variants or more: those without a place, each; those with one along every axis of their places in turn,
-    beginning at the first. A later precision begins at the place that was fastest so far and leaves the machine's axis as it is there.
+    Of each precision with two variants or more: those without a place, each; those with one along every axis of their places in turn and
+    once more along the first, beginning at the first variant. A later precision begins at the place that was fastest so far and leaves the
+    machine's axis as it is there.
     """
     place: dict[str, object] = {}
     for numerics in dict.fromkeys(variant.numerics for variant in peers):
@@ -32,7 +33,8 @@ def search(peers: Sequence[Variant], measure: Callable[[Variant], float]) -> Non
             fastest(alone)
         if placed := [variant for variant in rivals if variant.place]:
             best = next((variant for variant in placed if variant.place == place), placed[0])
-            for axis in [name for name in best.place if not (place and name == MACHINE)]:
+            axes = [name for name in best.place if not (place and name == MACHINE)]
+            for axis in [*axes, *axes[:1]]:
                 best = fastest([variant for variant in placed if _others(variant, axis) == _others(best, axis)])
             place = dict(best.place)
 

@@ -73,6 +73,11 @@ class Side:
         total = result["seconds"]["total"]
         return {**result, "disturbed": max(0.0, busy - result["cpu_seconds"]) / total, "stolen": stolen / total}
 
+    def stay(self) -> None:
+        """Until now the first to be killed where memory runs out, before those that are measured already; from here on as they."""
+        for pid in processes.tree(self._process.pid):
+            _first_to_go(pid, 0)
+
     def pause(self) -> None:
         """Stop every thread of every process of this side."""
         processes.send(processes.tree(self._process.pid), signal.SIGSTOP)
@@ -85,18 +90,23 @@ class Side:
         """End the process and what descends from it."""
         pids = processes.tree(self._process.pid)
         processes.send(pids, signal.SIGCONT)
-        with suppress(BrokenPipeError, ValueError):
+        with suppress(ValueError):
             self._send({"do": "stop"})
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
         processes.send([pid for pid in pids if Path(f"/proc/{pid}").exists()], signal.SIGKILL)
         self._process.wait()
         self._errors.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
 
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write((json.dumps(message) + "\n").encode())
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # who has gone gives no answer, and that is told
+            self._process.stdin.write((json.dumps(message) + "\n").encode())
+            self._process.stdin.flush()
 
     def _answer(self) -> dict[str, Any]:
         out = self._process.stdout
@@ -105,7 +115,12 @@ class Side:
             selector.register(out, selectors.EVENT_READ)
             line = out.readline() if selector.select(self._timeout_s) else b""
         if not line.strip():
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
+            killed = self._process.poll() == -signal.SIGKILL
             self.close()
+            if killed:
+                raise SideFailed(f"{self.variant.name}: killed (SIGKILL), as the kernel does where memory runs out")
             tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-12:])
             raise SideFailed(f"{self.variant.name}: no answer; {self._log} ends with\n{tail}")
         return json.loads(line)
@@ -114,6 +129,13 @@ class Side:
 def _die_with_parent() -> None:
     """In the child: the kernel kills it when the harness goes, however that went; a stopped process would stay for ever."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    _first_to_go("self", 1000)
+
+
+def _first_to_go(pid: int | str, score: int) -> None:
+    """Whom the kernel kills where memory runs out: the highest score, from 0 to 1000 above its share of memory."""
+    with suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(score))
 
 
 def _variables(variant: Variant) -> dict[str, str]:

@@ -75,6 +75,11 @@ def ratios(ours: Sequence[Measure], theirs: Sequence[Measure], workload: Workloa
     return [a / b for a, b in zip(rates(ours, workload), rates(theirs, workload), strict=False)]
 
 
+def turns_of(sides: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Sides that were loaded together, in the order of turns. Only they are compared."""
+    return [[side for side in sides if side.get("turn", 1) == turn] for turn in sorted({side.get("turn", 1) for side in sides})]
+
+
 def phase_names(sides: Sequence[Mapping[str, Any]], lengths: str) -> list[str]:
     """Phases that some side has, in the order of a step."""
     found = {name for side in sides for measure in side["measures"].get(lengths, []) for name in measure["seconds"]}
@@ -92,8 +97,10 @@ def result_text(result: Mapping[str, Any]) -> str:
     for lengths in result["lengths"]:
         sides = [side for side in result["sides"] if side["measures"].get(lengths)]
         if sides:
-            lines += [*_table(sides, lengths, workload), "", *_ratio_lines(sides, lengths, workload, result), ""]
-    lines += [f"* {one['name']} failed: {one['failed'].splitlines()[-1][:120]}" for one in result.get("failed", [])]
+            compared = [line for turn in turns_of(sides) for line in _ratio_lines(turn, lengths, workload)]
+            lines += [*_table(sides, lengths, workload), "", *compared, *_share_lines(sides, lengths, result), ""]
+    if failed := result.get("failed"):
+        lines += [*(f"* {one['name']} failed: {_why(one['failed'])}." for one in failed), ""]
     lines += _tried(result, workload)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -107,7 +114,8 @@ def _table(sides: Sequence[Mapping[str, Any]], lengths: str, workload: Workload)
     ]
     for side in sides:
         measures = side["measures"][lengths]
-        cells = [side["name"], spread([m["seconds"]["total"] for m in measures]).text()]
+        beside = f", turn {side['turn']}" if side.get("turn", 1) > 1 else ""
+        cells = [side["name"] + beside, spread([m["seconds"]["total"] for m in measures]).text()]
         cells += [_median_cell([m["seconds"].get(phase) for m in measures]) for phase in phases]
         found = rates(measures, workload)
         cells += [f"{statistics.median(found):,.0f}" if found else "–"]
@@ -122,7 +130,7 @@ def _median_cell(values: Sequence[float | None]) -> str:
     return f"{statistics.median(known):,.1f}" if known else "–"
 
 
-def _ratio_lines(sides: Sequence[Mapping[str, Any]], lengths: str, workload: Workload, result: Mapping[str, Any]) -> list[str]:
+def _ratio_lines(sides: Sequence[Mapping[str, Any]], lengths: str, workload: Workload) -> list[str]:
     ours, *peers = sides
     if not ours["ours"]:
         return []
@@ -133,9 +141,12 @@ def _ratio_lines(sides: Sequence[Mapping[str, Any]], lengths: str, workload: Wor
         memory = _memory_ratio(ours, peer, lengths)
         speed = f"{spread(found).text(2)} times the tokens/s ({what})" if found else f"no phase {what} to compare"
         lines.append(f"* {ours['name']} against {peer['name']}: {speed}, {memory:.0%} of its peak memory.")
-    for name, share in (result.get("roofline_share") or {}).get(lengths, {}).items():
-        lines.append(f"* {ours['name']}, {name}: {share:.0%} of the roofline measured in this run.")
     return lines
+
+
+def _share_lines(sides: Sequence[Mapping[str, Any]], lengths: str, result: Mapping[str, Any]) -> list[str]:
+    shares = (result.get("roofline_share") or {}).get(lengths, {})
+    return [f"* {sides[0]['name']}, {name}: {share:.0%} of the roofline measured in this run." for name, share in shares.items()]
 
 
 def _memory_ratio(ours: Mapping[str, Any], peer: Mapping[str, Any], lengths: str) -> float:
@@ -149,11 +160,17 @@ def _tried(result: Mapping[str, Any], workload: Workload) -> list[str]:
     cells = []
     for one in tried:
         if "failed" in one:
-            cells.append(f"{one['name']}: failed ({one['failed'].splitlines()[-1][:120]})")
+            cells.append(f"{one['name']}: failed ({_why(one['failed'])})")
         else:
             cells.append(f"{one['name']} {seconds_of(one['measure'], workload.phases):.1f} s")
     smaller = "".join(f", {count} {what.replace('_', ' ')} in place of {result['sizes'][what]}" for what, count in workload.trial.items())
     return [f"Tried to choose the peer's setting (its second step{smaller}): " + "; ".join(cells) + ".", ""]
+
+
+def _why(failed: str) -> str:
+    """The last line of a message that says what happened."""
+    told = [line for line in failed.splitlines() if "Error" in line or "SIGKILL" in line]
+    return told[-1][:120] if told else "it ended without a word"
 
 
 def goals_table(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -163,10 +180,11 @@ def goals_table(results: Mapping[str, Mapping[str, Any]]) -> str:
         if name not in results:
             continue
         result = results[name]
-        ours = next((side for side in result["sides"] if side["ours"]), None)
         for numerics, goal in workload.goals.items():
-            peers = [side for side in result["sides"] if side["numerics"] == numerics and not side["ours"]]
-            lines += _goal_rows(workload, ours, peers, goal)
+            for turn in turns_of(result["sides"]):
+                ours = next((side for side in turn if side["ours"]), None)
+                peers = [side for side in turn if side["numerics"] == numerics and not side["ours"]]
+                lines += _goal_rows(workload, ours, peers, goal)
     return "\n".join(lines) + "\n"
 
 
@@ -194,11 +212,12 @@ def section(results: Mapping[str, Mapping[str, Any]], places: Mapping[str, str])
         "",
     ]
     lines += [
-        "Each side is loaded once, warmed up by a step, and stopped dead (SIGSTOP) while another measures; rounds go A B C A B C. The "
-        "peer's settings are tried first on a smaller step, from the fastest so far one thing changed at a time (all trials are listed), "
-        "and the fastest of each precision takes part (the reference pass has the sides of the update unless others lead by 5 % in it): "
-        "float32 weights with autocast to bfloat16, as Tether has, and any other. A ratio is taken within each round. Others' cores: the "
-        "most that other processes used during a measurement, 0 on a quiet machine.",
+        "Each side is loaded once, warmed up by a step, and stopped dead (SIGSTOP) while another measures; rounds go A B C A B C, and a "
+        "peer for which there is no memory beside the others has a turn of its own with Tether. The peer's settings are tried first on a "
+        "smaller step, from the fastest so far one thing changed at a time (all trials are listed), and the fastest of each precision "
+        "takes part (the reference pass has the sides of the update unless others lead by 5 % in it): float32 weights with autocast to "
+        "bfloat16, as Tether has, and any other. A ratio is taken within each round. Others' cores: the most that other processes used "
+        "during a measurement, 0 on a quiet machine.",
         "",
         goals_table(results),
     ]

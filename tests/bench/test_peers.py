@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ import pytest
 
 from bench.peers import summary, texts
 from bench.peers.drivers import processes
-from bench.peers.run import DATE, finalists
+from bench.peers.rounds import measure_turns
+from bench.peers.run import code, finalists
 from bench.peers.search import search
 from bench.peers.sides import Side, SideFailed
 from bench.peers.workloads import FULL, QUICK, WORKLOADS, Variant, Workload
@@ -132,9 +132,11 @@ def test_of_settings_in_combination_the_first_takes_part_where_none_was_tried_an
         # 16 rows are slower; eager attention and then Intel's OpenMP help. bfloat16 begins there, and there eager attention does not help.
         (
             {"16 rows": 3, "eager": -2, "Intel": -1, "bf16, 8 rows, eager": 4, "bf16, 16 rows, eager": 4},
-            "a8 a16 a8e a8ei b8ei b16ei b8i",
+            "a8 a16 a8e a8ei a16ei b8ei b16ei b8i b16i",
             ("a8ei", "b8i"),
         ),
+        # More rows help, but not with eager attention: they are tried again at the end.
+        ({"16 rows": -1, "16 rows, eager": 2, "eager": -3}, "a8 a16 a16e a16ei a8e b8e b16e b8", ("a8e", "b8e")),
         # Nothing but more rows helps, and there the rest is tried.
         ({"16 rows": -3}, "a8 a16 a16e a16i b8 b16 b16e", ("a16", "b16")),
     ],
@@ -181,12 +183,12 @@ def steps(monkeypatch, trials: dict[str, tuple[float, float]]) -> tuple[dict[str
     tried = [{"name": name, "measure": measure(99.0, update=update, reference=ref)} for name, (update, ref) in trials.items()]
     monkeypatch.setattr(module, "_try_each", lambda *given: tried)
 
-    def note(variants, lengths, workload, setup, options, result) -> None:
+    def note(variants, lengths, warm, count, result, say, done) -> None:
         rounds.append([variant.name for variant in variants])
         told = [{"name": variant.name, "ours": variant.ours, "numerics": variant.numerics} for variant in variants]
-        result["sides"] = [{**side, "of": workload.name} for side in told]
+        result["sides"] = [{**side, "of": result["what"]} for side in told]
 
-    monkeypatch.setattr(module, "_rounds", note)
+    monkeypatch.setattr(module, "measure_turns", note)
     options = module.Options(rounds=1, model=Path("model"), folder=Path("folder"), command="", variants=names)
     first = module.run(WORKLOADS["update"], options)
     return module.run(WORKLOADS["reference"], options, first), rounds
@@ -203,31 +205,72 @@ def test_the_reference_pass_has_settings_of_its_own_where_they_lead_by_more_than
         assert (found["what"], [side["of"] for side in found["sides"]]) == ("reference", ["update", "update"])
 
 
-def test_a_side_that_dies_in_a_round_is_said_and_the_others_go_on(monkeypatch) -> None:
-    from bench.peers import run as module
+class Patient:
+    """A side without a process. ``dies``: the number of the measurement in which it does, the warm-up being the first."""
 
-    class Dying:
-        def __init__(self, variant: Variant) -> None:
-            self.variant, self.count, self.facts = variant, 0, {}
+    def __init__(self, variant: Variant, dies: int = 0) -> None:
+        self.variant, self.dies, self.count, self.facts = variant, dies, 0, {}
 
-        def measure(self, **_: Any) -> dict[str, Any]:
-            self.count += 1
-            if self.variant is SLOW and self.count == 3:  # warm-up, first round, then killed
-                raise SideFailed("slow: no answer")
-            return measure(2.0)
+    def measure(self, **_: Any) -> dict[str, Any]:
+        self.count += 1
+        if self.count == self.dies:
+            raise SideFailed(f"{self.variant.name}: no answer; log ends with\nRuntimeError: no memory\n  warnings.warn(")
+        return measure(2.0, peak=100.0)
 
-        def close(self) -> None:
-            pass
+    def stay(self) -> None:
+        pass
 
-    sides = [Dying(variant) for variant in (OURS, SLOW, FAST)]
-    monkeypatch.setattr(module, "_side", lambda variant, *_: next(side for side in sides if side.variant is variant))
-    monkeypatch.setattr(module, "_check", lambda *_: None)
-    monkeypatch.setattr(module, "write", lambda result, options: result)
-    found: dict[str, Any] = {"what": "w"}
-    module._rounds([OURS, SLOW, FAST], ("forced",), WHOLE, {}, module.Options(3, Path("m"), Path("f"), ""), found)
-    assert [(side["name"], len(side["measures"]["forced"])) for side in found["sides"]] == [("tether", 3), ("slow", 1), ("fast", 3)]
-    assert [(one["name"], one["failed"]) for one in found["failed"]] == [("slow", "slow: no answer")]
-    assert "* slow failed: slow: no answer" in summary.result_text({**result(), "failed": found["failed"]})
+    def close(self) -> None:
+        pass
+
+
+def measured(dies: dict[str, int], held: dict[str, float] | None = None, rounds: int = 3) -> dict[str, Any]:
+    """The sides OURS, SLOW and FAST in turns."""
+    found: dict[str, Any] = {"tried": [{"name": name, "measure": measure(1.0, peak=peak)} for name, peak in (held or {}).items()]}
+
+    def warm(variant: Variant) -> tuple[Any, dict[str, Any]]:
+        side = Patient(variant, dies.get(variant.name, 0))
+        return side, {"forced": side.measure()}
+
+    measure_turns([OURS, SLOW, FAST], ("forced",), warm, rounds, found, lambda text: None, lambda: None)
+    return found
+
+
+@pytest.mark.parametrize(("dies", "counts"), [(3, [3, 1, 3]), (1, [3, 3])])
+def test_a_side_that_dies_is_said_and_the_others_go_on(dies, counts) -> None:
+    found = measured({"slow": dies})
+    assert [len(side["measures"]["forced"]) for side in found["sides"]] == counts
+    assert [one["name"] for one in found["failed"]] == ["slow"]
+    assert "* slow failed: RuntimeError: no memory.\n" in summary.result_text({**result(), "failed": found["failed"]})
+
+
+def test_a_peer_for_which_there_is_no_memory_has_a_turn_of_its_own(monkeypatch) -> None:
+    from bench.peers import rounds as module
+
+    # Tether 100 and the slow peer 100, which held 80 in its trial; the fast one held 60, so up to 1.1 x 100/80 x 60 = 82.5 are expected.
+    together, apart = [("tether", 1), ("slow", 1), ("fast", 1)], [("tether", 1), ("slow", 1), ("tether", 2), ("fast", 2)]
+    for free, turns in ((282.5, together), (282, apart)):
+        monkeypatch.setattr(module, "available_bytes", lambda free=free: free * 2**20)
+        found = measured({}, {"slow": 80.0, "fast": 60.0})
+        assert [(side["name"], side["turn"]) for side in found["sides"]] == turns
+        assert {len(side["measures"]["forced"]) for side in found["sides"]} == {3}
+    monkeypatch.setattr(module, "available_bytes", lambda: 2**20)  # the first peer is not waited with for ever
+    assert len(measured({}, {"slow": 80.0, "fast": 60.0})["sides"]) == 4
+
+
+def test_a_peer_is_compared_with_what_was_measured_beside_it() -> None:
+    first, second = result()["sides"][:2], [{**side, "turn": 2} for side in (result()["sides"][0], result()["sides"][2])]
+    for one in second[0]["measures"]["forced"]:
+        one["seconds"]["total"] *= 2
+    told = {**result(), "sides": [*first, *second]}
+    text = summary.result_text(told)
+    assert "tether against trl a: 6.00 [6.00, 6.00]" in text
+    assert "tether against trl c: 2.25 [2.25, 2.25]" in text
+    assert "| tether, turn 2 | 40.0 [36.0, 44.0] |" in text
+    assert text.count("of the roofline measured") == 1
+    table = summary.goals_table({"grpo": told})
+    assert "| grpo, forced | trl a | 6x | 6.00 [6.00, 6.00]x |" in table
+    assert "| grpo, forced | trl c | 5x | 2.25 [2.25, 2.25]x |" in table
 
 
 @pytest.mark.parametrize(
@@ -235,7 +278,7 @@ def test_a_side_that_dies_in_a_round_is_said_and_the_others_go_on(monkeypatch) -
     [
         ({}, True),
         ({"rounds": 2}, False),
-        ({"date": "2026-01-01 00:00 UTC"}, False),
+        ({"code": "another"}, False),
         ({"quick": True}, False),
         ({"roofline_share": None}, False),
     ],
@@ -243,7 +286,7 @@ def test_a_side_that_dies_in_a_round_is_said_and_the_others_go_on(monkeypatch) -
 def test_an_interrupted_run_goes_on_with_what_it_has_not_measured_whole(monkeypatch, tmp_path, changed, kept) -> None:
     from bench.peers import __main__ as command
 
-    whole = {**result(), "quick": False, "date": datetime.now(UTC).strftime(DATE), **changed}
+    whole = {**result(), "quick": False, "code": code(), **changed}
     (tmp_path / "grpo.json").write_text(json.dumps({name: value for name, value in whole.items() if value is not None}))
     asked: list[str] = []
     monkeypatch.setattr(command, "_RESULTS", tmp_path)
@@ -260,6 +303,23 @@ def test_a_library_that_is_not_there_is_said_and_not_left_out(tmp_path) -> None:
     variant = Variant("x", "tether", "d", variables={"LD_PRELOAD": "BENCH/nowhere/lib/libiomp5.so"})
     with pytest.raises(SideFailed, match=r"BENCH/nowhere/lib/libiomp5\.so is not there"):
         Side(variant, {}, tmp_path / "log")
+
+
+def test_a_side_that_is_killed_is_said_to_be_and_a_newcomer_goes_first(monkeypatch, tmp_path) -> None:
+    from bench.peers import sides
+
+    (tmp_path / "patient.py").write_text("import sys\nfor line in sys.stdin:\n    print('{}', flush=True)\n")
+    monkeypatch.setattr(sides, "_DRIVERS", tmp_path)
+    monkeypatch.setattr(sides, "_scratch", lambda: tmp_path)
+    side = Side(Variant("patient", "tether", "patient"), {}, tmp_path / "log")
+    score = Path(f"/proc/{side._process.pid}/oom_score_adj")
+    assert score.read_text() == "1000\n"
+    side.stay()
+    assert score.read_text() == "0\n"
+    side._process.kill()
+    side._process.wait()  # its pipe is broken now
+    with pytest.raises(SideFailed, match=r"^patient: killed \(SIGKILL\), as the kernel does where memory runs out$"):
+        side.measure()
 
 
 def test_every_workload_has_its_driver_and_one_default_of_ours_and_sizes_that_divide() -> None:
