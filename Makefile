@@ -2,7 +2,7 @@
 #   make quickstart   install, fetch the model, run the main recipe: runs/quickstart/report.html
 #   make test         the default tests            make slow    the slow ones (real model)
 #   make check        lint, types, layers, guards  make web     those in a browser (needs Debian's chromium)
-#   make bench        Tether beside TRL, transformers and vLLM: two to three hours on two cores, 6 GB; writes bench/RESULTS.md
+#   make bench        Tether beside TRL, transformers and vLLM: two to three hours on two cores, 6 GB of disk; writes bench/RESULTS.md
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin

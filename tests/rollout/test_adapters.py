@@ -7,16 +7,18 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tether.backends.compute import Compute
 from tether.errors import SamplerError
 from tether.models.adapters import LoraSpec, adapter_of, adapters_off
+from tether.models.elementwise import lean_layers
 from tether.models.policy import Policy
 from tether.models.resolve import resolve_model
 from tether.models.snapshot import Snapshot
 from tether.rollout import copies
 from tether.rollout import local as local_module
+from tether.rollout.llama_weights import why_not_llama
 from tether.rollout.local import LocalSampler
 from tether.rollout.proof import WeightProof, probe_rows
 from tether.types import Request, Sampling
@@ -232,3 +234,21 @@ def test_what_an_adapter_adds_by_hand():
     assert adapter.scale == 8.0 / 4
     assert adapter_of(layer.base_layer) is None
     assert adapter_of(policy.model.lm_head) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda layer: setattr(layer.mlp, "forward", lambda x: x), "the forward of model.layers.0.mlp was replaced"),
+        (lambda layer: setattr(layer.self_attn, "scaling", 0.5), "attention is scaled by 0.5"),
+        (lambda layer: setattr(layer.input_layernorm, "variance_epsilon", 0.5), "another epsilon than the configuration"),
+    ],
+)
+def test_a_patched_layer_is_answered_by_its_own_forward_pass(change, told) -> None:
+    """accelerate's hooks replace ``forward`` on the object, and leave no trace in torch's."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2))
+    lean_layers(model)
+    assert why_not_llama(model) is None  # what this package puts there is known
+    change(model.model.layers[0])
+    assert told in (why_not_llama(model) or "")

@@ -39,6 +39,8 @@ def add_lora(model: nn.Module, spec: LoraSpec, seed: int, trained: tuple[str, ..
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise ModelError(f"LoRA needs the package peft: {error}. Run `pip install peft`") from error
+    if no_layers := [target for target in spec.targets if target.rsplit(".", 1)[-1] in _ends(model)]:
+        raise ModelError(f"LoRA targets {', '.join(no_layers)}: embeddings and output heads take no adapter here; name layers between them")
     alpha: Any = spec.alpha  # annotated int there, used as a float
     config: Any = LoraConfig(
         r=spec.rank,
@@ -127,6 +129,12 @@ def merged_weights(model: nn.Module) -> dict[str, Tensor]:
 def _layers(model: nn.Module) -> dict[str, Any]:
     """peft's adapted layers by name: those that hold a `lora_A`."""
     return {name: m for name, m in model.named_modules() if "lora_A" in dict(m.named_children())}
+
+
+def _ends(model: Any) -> set[str]:
+    """Names of the first and last matrix."""
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    return {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if any(module is end for end in ends)} | {"score"}
 
 
 def _linear_names(model: nn.Module) -> list[str]:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from .classes import FAMILIES, class_path, family_class
 
-__all__ = ["lean_layers"]
+__all__ = ["is_replaced", "lean_layers"]
 
 _NORMS = frozenset(family_class(family, "RMSNorm") for family in FAMILIES)
 _UNITS = frozenset(family_class(family, "MLP") for family in FAMILIES)
@@ -40,6 +40,12 @@ def lean_layers(model: nn.Module) -> int:
             layer.forward = MethodType(_unit, layer)
             count += 1
     return count
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """Whether this very object has a ``forward`` that is neither its class's nor one of the forms above (accelerate's hooks, a patch)."""
+    own = vars(module).get("forward")
+    return own is not None and getattr(own, "__func__", None) not in (_norm, _unit)
 
 
 def _silu_of_transformers() -> type:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -60,15 +61,17 @@ def load_model(
     try:
         with quiet_bars():
             model, info = auto_class.from_pretrained(
-                path, dtype=DTYPES[dtype], output_loading_info=True, **rules, **options
+                path, dtype=DTYPES[dtype], output_loading_info=True, ignore_mismatched_sizes=True, **rules, **options
             )
-    except (OSError, ValueError, KeyError, SafetensorError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError, RuntimeError, ZeroDivisionError, StrictDataclassError) as error:
         raise ModelError(f"{path} cannot be loaded: {error}{_remedy(path, local_files_only)}") from error
     switch_off_dropout(model)
     model.get_input_embeddings().padding_idx = (
         None  # nn.Embedding drops this row's gradient; it may be the end token
     )
-    mismatched = tuple(str(entry[0]) for entry in info["mismatched_keys"])
+    if broken := next((name for name, weight in model.named_parameters() if not _is_finite(weight)), None):
+        raise ModelError(f"{path}: {broken} holds numbers that are not finite: it diverged or its file is damaged. Take another copy")
+    mismatched = tuple(sorted(_shapes(*entry) for entry in info["mismatched_keys"]))
     return Loaded(model, tuple(sorted(info["missing_keys"])), mismatched, tuple(sorted(info["unexpected_keys"])))
 
 
@@ -105,13 +108,34 @@ def load_tokenizer(path: str, *, local_files_only: bool, trust_remote_code: bool
 
 
 def refuse_missing(path: str, loaded: Loaded, allowed: tuple[str, ...] = ()) -> None:
-    """A weight that the checkpoint does not hold would be random: ModelError naming the first few."""
+    """A weight that the checkpoint does not hold would be random, and one that it holds for a layer of the model and that has no place
+    there would be dropped: ModelError naming the first few."""
     if absent := [name for name in loaded.missing if name not in allowed]:
         raise ModelError(
             f"{path} lacks {len(absent)} weights ({', '.join(absent[:3])}): they would be random"
         )
     if loaded.mismatched:
-        raise ModelError(f"{path} holds {loaded.mismatched[0]} in another shape than its config.json says")
+        raise ModelError(f"{path} holds {loaded.mismatched[0]}: its config.json is not that of these weights")
+    if dropped := _dropped(loaded):
+        raise ModelError(
+            f"{path} holds {len(dropped)} weights that its config.json has no place for ({', '.join(dropped[:3])}): without them it would "
+            "be another model. Correct config.json (its kind, number of layers, biases)"
+        )
+
+
+def _dropped(loaded: Loaded) -> list[str]:
+    """Weights for parts that the model has. What belongs to other parts (a tower for images) is not used, nor is a table of rotations."""
+    parts = {name for name, _ in loaded.model.named_modules()} - {"", loaded.model.base_model_prefix}
+    own = [name for name in loaded.unexpected if not name.endswith("rotary_emb.inv_freq")]
+    return [name for name in own if any(name.startswith(f"{part}.") for part in parts)]
+
+
+def _is_finite(weight: Tensor) -> bool:
+    return weight.is_meta or bool(torch.isfinite(weight.detach().sum(dtype=torch.float32)))
+
+
+def _shapes(name: str, found: Sequence[int], expected: Sequence[int]) -> str:
+    return f"{name} of shape {tuple(found)}, expected {tuple(expected)}"
 
 
 def switch_off_dropout(model: nn.Module) -> None:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from ..models.adapters import adapter_of
 from ..models.classes import FAMILIES, class_path, family_class
+from ..models.elementwise import is_replaced
 from .prepacked import prepack, product, why_not_prepacked
 
 __all__ = ["LlamaLayer", "LlamaWeights", "LowRank", "Projection", "head_norms", "pack_llama", "stacks", "why_not_llama", "write_stacked"]
@@ -119,6 +120,13 @@ def why_not_llama(model: nn.Module) -> str | None:
     for layer in whole.model.layers:
         if problem := _why_not_layer(layer, family):
             return problem
+        if layer.self_attn.scaling != layer.self_attn.head_dim**-0.5:
+            return f"attention is scaled by {layer.self_attn.scaling}, not 1 / sqrt(head size)"
+    norms = (module for name, module in model.named_modules() if name.endswith("norm"))
+    if any(norm.variance_epsilon != config.rms_norm_eps for norm in norms):
+        return "a norm has another epsilon than the configuration"
+    if replaced := [name for name, module in model.named_modules() if is_replaced(module)]:
+        return f"the forward of {replaced[0] or 'the model'} was replaced"
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     return "a module has a forward hook" if hooked else None
 
