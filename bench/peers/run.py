@@ -26,7 +26,7 @@ from bench.roofline import Roof, generate_floor_s, read_dims, update_floor_s
 __all__ = ["LEAD", "Options", "code", "finalists", "run"]
 
 LEAD = 0.05
-"""Two trials of one setting differ by this share of their time; a smaller lead of one setting over another says nothing."""
+"""A lead of one setting over another by less than this share of its time, one trial each, is taken for chance."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ def run(workload: Workload, options: Options, steps: Mapping[str, Any] | None = 
     sizes = workload.sized(options.sizes)
     wanted = workload.choose(options.variants)
     lengths = tuple(name for name in workload.lengths if not options.lengths or name in options.lengths) or workload.lengths
+    if steps is not None and _as_fast(steps, _taking_part(wanted, steps["tried"], workload, options), workload):
+        return write({**steps, "what": workload.name}, options)
     setup = _setup(workload, sizes, options.model)
     result: dict[str, Any] = {
         "what": workload.name,
@@ -75,9 +77,7 @@ def run(workload: Workload, options: Options, steps: Mapping[str, Any] | None = 
         result["tried"] = steps["tried"]
     else:
         result["tried"] = [] if options.everyone or options.quick else _try_each([v for v in wanted if not v.ours], workload, options)
-    taking_part = wanted if options.everyone else finalists(wanted, result["tried"], workload)
-    if steps is not None and _as_fast(steps, taking_part, workload):
-        return write({**steps, "what": workload.name}, options)
+    taking_part = _taking_part(wanted, result["tried"], workload, options)
 
     def warm(variant: Variant) -> tuple[Side, dict[str, Any]]:
         side = _side(variant, workload, setup, options)
@@ -117,6 +117,12 @@ def finalists(variants: Sequence[Variant], tried: Sequence[Mapping[str, Any]], w
 
 
 # ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _taking_part(
+    wanted: Sequence[Variant], tried: Sequence[Mapping[str, Any]], workload: Workload, options: Options
+) -> Sequence[Variant]:
+    return wanted if options.everyone else finalists(wanted, tried, workload)
 
 
 def _as_fast(steps: Mapping[str, Any], chosen: Sequence[Variant], workload: Workload) -> bool:

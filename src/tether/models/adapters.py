@@ -139,4 +139,4 @@ def _ends(model: Any) -> set[str]:
 
 def _linear_names(model: nn.Module) -> list[str]:
     names = {name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    return sorted(names - {"lm_head", "embed_out", "score"})
+    return sorted(names - _ends(model))
