@@ -21,18 +21,29 @@ from tether.plan.model import Dims, dims_of
 
 __all__ = ["Roof", "forward_flop", "generate_floor_s", "linear_weights", "main", "measure", "read_dims", "update_floor_s"]
 
-_BF16 = 2  # bytes
+_BF16, _FP32 = 2, 4  # bytes
+_HOPELESS = 0.25  # of the other precision at a few rows: one that is slower is not measured at more
 
 
 @dataclass(frozen=True)
 class Roof:
-    """Best rates: products in TFLOP/s, reading in GB/s; ``shapes``: the rate of every shape."""
+    """Best rates: products in TFLOP/s, reading in GB/s; ``shapes``: the rate of every shape. Floors are those of the quicker precision."""
 
     bf16_tflops: float
     fp32_tflops: float
     read_gbs: float
     copy_gbs: float
     shapes: dict[str, float]
+
+    @property
+    def flops(self) -> float:
+        """Operations a second in the quicker precision."""
+        return max(self.bf16_tflops, self.fp32_tflops) * 1e12
+
+    @property
+    def number_bytes(self) -> int:
+        """Of a number in it."""
+        return _BF16 if self.bf16_tflops > self.fp32_tflops else _FP32
 
 
 def read_dims(folder: Path) -> Dims:
@@ -59,20 +70,20 @@ def update_floor_s(dims: Dims, roof: Roof, prompts: int, samples: int, prompt_to
     answers = prompts * samples * response_tokens
     forward = forward_flop(dims, prompts * prompt_tokens, 0, prompt_tokens / 2)
     forward += forward_flop(dims, answers, answers, prompt_tokens + response_tokens / 2)
-    return 3 * forward / (roof.bf16_tflops * 1e12)
+    return 3 * forward / roof.flops
 
 
 def generate_floor_s(dims: Dims, roof: Roof, prompts: int, samples: int, prompt_tokens: int, response_tokens: int) -> float:
     """One prompt pass, then a step a token: its products, or reading all weights, every prompt's keys and values once and each answer's."""
     rows = prompts * samples
-    start = forward_flop(dims, prompts * prompt_tokens, rows, prompt_tokens / 2) / (roof.bf16_tflops * 1e12)
-    weights = _BF16 * (linear_weights(dims) + dims.embedding)
-    position = _BF16 * dims.cached_numbers
+    start = forward_flop(dims, prompts * prompt_tokens, rows, prompt_tokens / 2) / roof.flops
+    weights = roof.number_bytes * (linear_weights(dims) + dims.embedding)
+    position = roof.number_bytes * dims.cached_numbers
     total = start
     for step in range(1, response_tokens):
         flop = forward_flop(dims, rows, rows, prompt_tokens + step)
         read = weights + position * (prompts * prompt_tokens + rows * step)
-        total += max(flop / (roof.bf16_tflops * 1e12), read / (roof.read_gbs * 1e9))
+        total += max(flop / roof.flops, read / (roof.read_gbs * 1e9))
     return total
 
 
@@ -85,10 +96,12 @@ def measure(dims: Dims, seconds: float = 0.4) -> Roof:
     best = {"bf16": 0.0, "fp32": 0.0}
     with torch.inference_mode():
         for rows in (64, 1024, 2048, 8192):
+            hopeful = [name for name in best if best[name] >= _HOPELESS * max(best.values())]
             for inner, outer in _products(dims):
                 if rows * outer > 2**28:  # logits of a whole batch are never made at once
                     continue
-                for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+                for name in hopeful:
+                    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[name]
                     left, right = torch.randn(rows, inner, dtype=dtype), torch.randn(outer, inner, dtype=dtype)
                     rate = 2 * rows * inner * outer / _fastest(_product(left, right), seconds) / 1e12
                     shapes[f"{name} {rows} x {inner} x {outer}"] = rate

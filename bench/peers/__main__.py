@@ -5,7 +5,7 @@
     python -m bench.peers variants                         the settings of every side
     python -m bench.peers table                            the section anew from the raw numbers
 
-Prints tables and writes bench/results/WHAT.json (with --quick: quick/WHAT.json of the folder below). The first run
+Prints tables and writes bench/results/KIND/WHAT.json, KIND of processor (with --quick: quick/WHAT.json of the folder below). The first run
 makes the environments under ~/.cache/tether-bench (TETHER_BENCH_HOME), which takes minutes and about 6 GB. Logs of the sides lie there too.
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers.environments import HOME
+from bench.peers.machine import KINDS, kind, products
 from bench.peers.run import Options, code, run
 from bench.peers.summary import replaced, result_text, section
 from bench.peers.workloads import WORKLOADS
@@ -49,11 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _tables()
     if "variants" in options.what:
         for workload in WORKLOADS.values():
-            print(f"{workload.name}: " + "; ".join(v.name + ("" if v.default else " (only by name)") for v in workload.variants))
+            usual = {variant.name for variant in workload.choose((), products())}
+            print(f"{workload.name}: " + "; ".join(v.name + ("" if v.name in usual else " (only by name)") for v in workload.variants))
         return 0
     names = list(WORKLOADS) if "all" in options.what else [name for name in WORKLOADS if name in options.what]
     model = options.model.expanduser()
-    folder = HOME / "quick" if options.quick else _RESULTS
+    folder = HOME / "quick" if options.quick else _RESULTS / kind()
     if options.everyone and not options.variants:
         parser.error("--everyone needs --variants: all settings at once are more than a machine holds")
     if problem := _problem(names, options.variants, options.lengths, model) or _unwritable(folder):
@@ -128,14 +130,18 @@ def _unwritable(folder: Path) -> str | None:
 def _tables() -> int:
     page = _BENCH / "RESULTS.md"
     try:
-        results = {name: _read(name, path) for name in WORKLOADS if (path := _RESULTS / f"{name}.json").exists()}
+        results = {
+            machine: found
+            for machine in KINDS
+            if (found := {name: _read(name, path) for name in WORKLOADS if (path := _RESULTS / machine / f"{name}.json").exists()})
+        }
         if not results:
             raise ValueError(f"there is no result in {_RESULTS}: run `python -m bench.peers all` first")
-        page.write_text(replaced(page.read_text(), section(results, {name: f"bench/results/{name}.json" for name in results})))
+        page.write_text(replaced(page.read_text(), section(results)))
     except (ValueError, OSError) as error:
         print(f"{page} is as it was: {error}", file=sys.stderr)
         return 1
-    print(f"{page}: {', '.join(results)}")
+    print(f"{page}: " + "; ".join(f"{machine}: {', '.join(found)}" for machine, found in results.items()))
     return 0
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers import environments, texts
+from bench.peers.machine import machine, products
 from bench.peers.rounds import measure_turns
 from bench.peers.search import search
 from bench.peers.sides import Side, SideFailed
@@ -55,7 +54,7 @@ def run(workload: Workload, options: Options, steps: Mapping[str, Any] | None = 
     choices leads by more than what one trial can tell, its rounds are the result.
     """
     sizes = workload.sized(options.sizes)
-    wanted = workload.choose(options.variants)
+    wanted = workload.choose(options.variants, products())
     lengths = tuple(name for name in workload.lengths if not options.lengths or name in options.lengths) or workload.lengths
     if steps is not None and _as_fast(steps, _taking_part(wanted, steps["tried"], workload, options), workload):
         return write({**steps, "what": workload.name}, options)
@@ -69,7 +68,7 @@ def run(workload: Workload, options: Options, steps: Mapping[str, Any] | None = 
         "rounds": 0,
         "lengths": list(lengths),
         "sizes": asdict(sizes),
-        "machine": _machine(),
+        "machine": machine(),
         "versions": {name: environments.installed(environments.ensure(name)) for name in dict.fromkeys(v.environment for v in wanted)},
         "roofline": _roofline(options),
     }
@@ -213,22 +212,6 @@ def _shares(result: Mapping[str, Any], workload: Workload, sizes: Sizes, model: 
     floors = {"update": update_floor_s(dims, roof, *counts), "generate": generate_floor_s(dims, roof, *counts)}
     taken = {phase: [m["seconds"][phase] for m in measures if m["seconds"].get(phase)] for phase in floors}
     return {"forced": {phase: floors[phase] / spread(seconds).median for phase, seconds in taken.items() if seconds}}
-
-
-def _machine() -> dict[str, Any]:
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "?"
-    )
-    flags = Path("/proc/cpuinfo").read_text()
-    huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    return {
-        "processor": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "matrix units": ", ".join(flag for flag in ("amx_bf16", "avx512_bf16") if flag in flags) or "none for bf16",
-        "memory GiB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        "huge pages": huge.read_text().split("[")[1].split("]")[0] if huge.exists() else "?",
-        "kernel": platform.release(),
-    }
 
 
 def write(result: dict[str, Any], options: Options) -> dict[str, Any]:

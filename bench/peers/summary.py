@@ -27,6 +27,11 @@ __all__ = [
 TITLE = "## Speed against peers"
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 _ORDER = ("generate", "score", "reference", "old", "update", "optimiser", "publish", "other")
+_KINDS = {
+    "amx_bf16": "A processor with matrix units for bfloat16 (AMX)",
+    "avx512_bf16": "A processor with vector instructions for bfloat16 (AVX-512 bf16)",
+    "float32": "A processor that multiplies float32 alone (AVX2, as most laptops)",
+}
 _LENGTHS = {"forced": "answers of full length", "natural": "answers that end by themselves"}
 
 Measure = Mapping[str, Any]
@@ -90,7 +95,7 @@ def result_text(result: Mapping[str, Any]) -> str:
     """One result file as Markdown: a table per kind of lengths, ratios with their spread, what was tried, how it was run."""
     workload = WORKLOADS[result["what"]]
     quick = " (no: tiny sizes, with --quick)" if result.get("quick") else ""
-    lines = [f"### {workload.title}{quick}", ""]
+    lines = [f"#### {workload.title}{quick}", ""]
     lines += [f"`{result['command']}`, {result['date']}, {result['rounds']} rounds, one side after the other.", ""]
     if quick:
         lines += ["These numbers say that it runs, and nothing about speed.", ""]
@@ -164,8 +169,7 @@ def _tried(result: Mapping[str, Any], workload: Workload) -> list[str]:
         else:
             cells.append(f"{one['name']} {seconds_of(one['measure'], workload.phases):.1f} s")
     smaller = "".join(f", {count} {what.replace('_', ' ')} in place of {result['sizes'][what]}" for what, count in workload.trial.items())
-    step = "first" if result.get("trial_step") == 1 else "second"  # older results are marked
-    return [f"Tried to choose the peer's setting (its {step} step{smaller}): " + "; ".join(cells) + ".", ""]
+    return [f"Tried to choose the peer's setting (its second step{smaller}): " + "; ".join(cells) + ".", ""]
 
 
 def _why(failed: str) -> str:
@@ -204,32 +208,29 @@ def _goal_rows(workload: Workload, ours: Mapping[str, Any] | None, peers: Sequen
     return rows
 
 
-def section(results: Mapping[str, Mapping[str, Any]], places: Mapping[str, str]) -> str:
-    """The whole section of RESULTS.md, markers included. ``places``: where the raw numbers of each result lie."""
-    ordered = [name for name in WORKLOADS if name in results]
+def section(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """The whole section of RESULTS.md, markers included. ``results``: by kind of processor and workload."""
     lines = [BEGIN, TITLE, ""]
-    lines += [
-        "Made by `python -m bench.peers table` from the raw numbers in " + ", ".join(f"`{places[name]}`" for name in ordered) + ".",
-        "",
-    ]
+    lines += ["Made by `python -m bench.peers table` from the raw numbers in `bench/results/`, one folder a kind of processor.", ""]
     lines += [
         "Each side is loaded once, warmed up by a step, and stopped dead (SIGSTOP) while another measures; rounds go A B C A B C, and a "
         "peer for which there is no memory beside the others has a turn of its own with Tether. The peer's settings are tried first on a "
         "smaller step, from the fastest so far one thing changed at a time (all trials are listed), and the fastest of each precision "
         "takes part (the reference pass has the sides of the update unless others lead by 5 % in it): float32 weights with autocast to "
-        "bfloat16, as Tether has, and any other. A ratio is taken within each round. Others' cores: the most that other processes used "
-        "during a measurement, 0 on a quiet machine.",
+        "bfloat16, as Tether has, and any other; where the processor does not multiply bfloat16, Tether and peers are float32 throughout. "
+        "A ratio is taken within each round. Others' cores: the most that other processes used during a measurement, 0 on a quiet machine.",
         "",
-        goals_table(results),
     ]
-    for name in ordered:
-        lines += [result_text(results[name])]
-    lines += [*_machines([results[name] for name in ordered]), END]
-    return "\n".join(lines) + "\n"
+    for kind, found in results.items():
+        ordered = [found[name] for name in WORKLOADS if name in found]
+        lines += [f"### {_KINDS[kind]}", "", goals_table(found)]
+        lines += [result_text(result) for result in ordered]
+        lines += _machines(ordered)
+    return "\n".join([*lines, END]) + "\n"
 
 
 def _machines(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = ["### Machine, versions, roofline", ""]
+    lines = ["#### Machine, versions, roofline", ""]
     seen: set[str] = set()
     for result in results:
         told = ", ".join(f"{key} {value}" for key, value in result["machine"].items())

@@ -47,8 +47,9 @@ QUICK = Sizes(prompts=2, samples=2, prompt_tokens=50, response_tokens=8, pairs=2
 @dataclass(frozen=True)
 class Variant:
     """One side. ``variables``: of its process, with BENCH for the folder of all environments. ``numerics``: "same" where weights,
-    gradients and optimiser are float32 and products bfloat16, as ours; another word for other peers. ``place``: its value on each axis of
-    settings that combine; empty for one that is tried by itself."""
+    gradients and optimiser are float32 and products as ours are on that machine; another word for other peers. ``default``: whether it is
+    tried without being named, and ``products``: on which machines, those whose products are quickest in "bfloat16" or in "float32"; any
+    where empty. ``place``: its value on each axis of settings that combine; empty for one that is tried by itself."""
 
     name: str
     environment: str
@@ -57,12 +58,20 @@ class Variant:
     variables: Mapping[str, str] = field(default_factory=dict)
     numerics: str = "same"
     default: bool = True
+    products: str = ""
     place: Settings = field(default_factory=dict)
 
     @property
     def ours(self) -> bool:
         """Tether's side."""
         return self.environment == "tether"
+
+    def on(self, products: str) -> Variant:
+        """On a machine whose products are ``products``, and so ours: a trainer's numerics are the same where its products are those."""
+        if self.numerics not in ("same", "other") or "autocast" not in self.settings:
+            return self
+        same = self.settings["weights"] == "float32" and self.settings["autocast"] == (products == "bfloat16")
+        return replace(self, numerics="same" if same else "other")
 
 
 @dataclass(frozen=True)
@@ -87,10 +96,11 @@ class Workload:
         """The sizes of this workload; quick ones stay as they are."""
         return sizes if sizes == QUICK else replace(sizes, **{**self.sizes, **(self.trial if trial else {})})
 
-    def choose(self, names: Sequence[str]) -> tuple[Variant, ...]:
+    def choose(self, names: Sequence[str], products: str) -> tuple[Variant, ...]:
         """The variants of those names (other names are not this workload's), and ours as shipped where none of them is ours; without names
-        those that are run by default."""
-        chosen = tuple(variant for variant in self.variants if (variant.name in names if names else variant.default))
+        those that are run by default on a machine whose products are quickest in ``products``."""
+        usual = [variant for variant in self.variants if variant.default and variant.products in ("", products)]
+        chosen = tuple(variant.on(products) for variant in (self.variants if names else usual) if not names or variant.name in names)
         return chosen if any(variant.ours for variant in chosen) else (self.variants[0], *chosen)
 
 
@@ -109,18 +119,19 @@ def _peer(
     tuned: bool = True,
     openmp: bool = False,
     default: bool = True,
+    products: str = "bfloat16",
     place: Settings | None = None,
     **more: Any,
 ) -> Variant:
     settings = {"weights": weights, "autocast": autocast, **({"rows_per_pass": rows} if rows else {}), **more}
-    numerics = "same" if weights == "float32" and autocast else "other"
     variables = {**(ALLOCATOR if tuned else {}), **(_openmp(environment) if openmp else {})}
-    return Variant(name, environment, driver, settings, variables, numerics, default, place or {})
+    return Variant(name, environment, driver, settings, variables, "other", default, products, place or {}).on("bfloat16")
 
 
 def _trl(driver: str, tried: Sequence[int], environment: str = "trl", *, rows: Sequence[int] = (), **more: Any) -> tuple[Variant, ...]:
     """The settings of a trainer. By default rows a pass (``tried``), attention and OpenMP in every combination, with float32 weights and
-    autocast and with bfloat16 weights; by name further ``rows``, the plain allocator, a compiled model, other precisions."""
+    autocast and with bfloat16 weights, or all in float32 where bfloat16 is no quicker; by name further ``rows``, the plain allocator, a
+    compiled model, other precisions."""
 
     def one(name: str, weights: str, *, autocast: bool, rows: int = tried[0], **kept: Any) -> Variant:
         return _peer(environment, driver, f"trl {name}", weights, autocast=autocast, rows=rows, **{**more, **kept})
@@ -134,6 +145,7 @@ def _trl(driver: str, tried: Sequence[int], environment: str = "trl", *, rows: S
                 rows=n,
                 openmp=intel,
                 default=n in tried,
+                products="bfloat16" if autocast or weights == "bfloat16" else "float32",
                 place={"rows": n, "attention": "eager" if eager else "sdpa", MACHINE: "Intel" if intel else "GNU"},
                 **({"attention": "eager"} if eager else {}),
             )
@@ -145,20 +157,20 @@ def _trl(driver: str, tried: Sequence[int], environment: str = "trl", *, rows: S
     return (
         *combined("autocast", "float32", True),
         *combined("bf16 weights", "bfloat16", False),
+        *combined("fp32", "float32", False),
         one(f"autocast, {tried[0]} rows, plain allocator", "float32", autocast=True, tuned=False, default=False),
         one(f"autocast, {tried[0]} rows, compiled", "float32", autocast=True, compile=True, default=False),
         one(f"bf16 weights and autocast, {tried[0]} rows", "bfloat16", autocast=True, default=False),
-        one(f"fp32, {tried[0]} rows", "float32", autocast=False, default=False),
     )
 
 
 def _hf(name: str, weights: str, *, autocast: bool = False, **more: Any) -> Variant:
-    return _peer("trl", "hf_generate", f"transformers {name}", weights, autocast=autocast, **more)
+    return _peer("trl", "hf_generate", f"transformers {name}", weights, autocast=autocast, **{"products": weights, **more})
 
 
-def _vllm(name: str, default: bool = True, variables: Settings | None = None, **settings: Any) -> Variant:
+def _vllm(name: str, weights: str, default: bool = True, variables: Settings | None = None, **settings: Any) -> Variant:
     ready = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **(variables or {})}
-    return Variant(f"vllm {name}", "vllm", "vllm_generate", {"weights": "bfloat16", **settings}, ready, "vllm", default)
+    return Variant(f"vllm {name}", "vllm", "vllm_generate", {"weights": weights, **settings}, ready, "vllm", default, weights)
 
 
 _ONLINE = ("forced", "natural")
@@ -207,20 +219,32 @@ WORKLOADS: Mapping[str, Workload] = {
             "Generation alone: 8 prompts x 8 answers x 128 tokens",
             (
                 *_our_variants("tether_generate"),
-                _hf("bf16", "bfloat16"),
-                _hf("bf16, plain allocator", "bfloat16", tuned=False),
-                _hf("bf16, eager attention", "bfloat16", attention="eager"),
-                _hf("bf16, static cache", "bfloat16", cache="static"),
-                _hf("bf16, Intel OpenMP", "bfloat16", openmp=True),
+                *(
+                    variant
+                    for short, weights in (("bf16", "bfloat16"), ("fp32", "float32"))
+                    for variant in (
+                        _hf(short, weights),
+                        _hf(f"{short}, plain allocator", weights, tuned=False),
+                        _hf(f"{short}, eager attention", weights, attention="eager"),
+                        _hf(f"{short}, static cache", weights, cache="static"),
+                        _hf(f"{short}, Intel OpenMP", weights, openmp=True),
+                    )
+                ),
                 _hf("bf16, static cache, compiled", "bfloat16", cache="static", compile=True, default=False),
                 _hf("fp32 and autocast", "float32", autocast=True, default=False),
-                _vllm("bf16"),
-                _vllm("bf16, Intel OpenMP", variables={"LD_PRELOAD": "BENCH/vllm/lib/libiomp5.so"}),
-                _vllm("bf16, eager", eager=True, default=False),
-                _vllm("bf16, engine in its own process", default=False, variables={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}),
+                *(
+                    variant
+                    for short, weights in (("bf16", "bfloat16"), ("fp32", "float32"))
+                    for variant in (
+                        _vllm(short, weights),
+                        _vllm(f"{short}, Intel OpenMP", weights, variables={"LD_PRELOAD": "BENCH/vllm/lib/libiomp5.so"}),
+                    )
+                ),
+                _vllm("bf16, eager", "bfloat16", eager=True, default=False),
+                _vllm("bf16, engine in its own process", "bfloat16", False, {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}),
             ),
             lengths=_ONLINE,
-            goals={"other": 4, "vllm": 2},
+            goals={"same": 4, "other": 4, "vllm": 2},
             phases=("generate",),
             trial=_FEW,
         ),

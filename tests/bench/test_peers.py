@@ -17,6 +17,7 @@ import pytest
 
 from bench.peers import summary, texts
 from bench.peers.drivers import processes
+from bench.peers.machine import kind
 from bench.peers.rounds import measure_turns
 from bench.peers.run import code, finalists
 from bench.peers.search import search
@@ -154,7 +155,7 @@ def test_settings_are_tried_from_the_fastest_so_far_one_thing_at_a_time(costs, t
         asked[name(variant)] = 20.0 + sum(cost for word, cost in costs.items() if word in flat) + 0.01 * len(asked)
         return asked[name(variant)]
 
-    peers = [variant for variant in WORKLOADS["grpo"].choose(()) if not variant.ours]
+    peers = [variant for variant in WORKLOADS["grpo"].choose((), "bfloat16") if not variant.ours]
     search(peers, seconds)
     assert " ".join(asked) == tried
     measured = [{"name": v.name, "measure": measure(asked[name(v)])} for v in peers if name(v) in asked]
@@ -174,7 +175,7 @@ def steps(monkeypatch, trials: dict[str, tuple[float, float]]) -> tuple[dict[str
     rounds: list[list[str]] = []
     names = [*trials]
     monkeypatch.setattr(module, "_setup", lambda *given: {})
-    monkeypatch.setattr(module, "_machine", dict)
+    monkeypatch.setattr(module, "machine", dict)
     monkeypatch.setattr(module, "_roofline", lambda options: {})
     monkeypatch.setattr(module, "_shares", lambda *given: {})
     monkeypatch.setattr(module, "write", lambda result, options: result)
@@ -287,7 +288,8 @@ def test_an_interrupted_run_goes_on_with_what_it_has_not_measured_whole(monkeypa
     from bench.peers import __main__ as command
 
     whole = {**result(), "quick": False, "code": code(), **changed}
-    (tmp_path / "grpo.json").write_text(json.dumps({name: value for name, value in whole.items() if value is not None}))
+    (tmp_path / kind()).mkdir()
+    (tmp_path / kind() / "grpo.json").write_text(json.dumps({name: value for name, value in whole.items() if value is not None}))
     asked: list[str] = []
     monkeypatch.setattr(command, "_RESULTS", tmp_path)
     monkeypatch.setattr(command, "_problem", lambda *_: None)
@@ -325,7 +327,11 @@ def test_a_side_that_is_killed_is_said_to_be_and_a_newcomer_goes_first(monkeypat
 def test_every_workload_has_its_driver_and_one_default_of_ours_and_sizes_that_divide() -> None:
     for workload in WORKLOADS.values():
         assert all((DRIVERS / f"{variant.driver}.py").exists() for variant in workload.variants)
-        assert [variant.name for variant in workload.choose(()) if variant.ours] == ["tether"]
+        for products in ("bfloat16", "float32"):
+            usual = workload.choose((), products)
+            assert [variant.name for variant in usual if variant.ours] == ["tether"]
+            assert {variant.numerics for variant in usual} >= {"same"}
+            assert {variant.numerics for variant in usual if not variant.ours} <= {*workload.goals}
         assert len({variant.name for variant in workload.variants}) == len(workload.variants)
         assert workload.sized(QUICK) == QUICK
         assert workload.sized(QUICK, trial=True) == QUICK
@@ -335,7 +341,40 @@ def test_every_workload_has_its_driver_and_one_default_of_ours_and_sizes_that_di
         rows = 2 * trial.pairs if workload.name == "sft" else trial.pairs if workload.tokens == "all" else trial.prompts * trial.samples
         tried = [variant.settings.get("rows_per_pass", 1) for variant in workload.variants if variant.default and not variant.ours]
         assert max(tried) <= rows  # else a trial could not tell it from fewer rows
-    assert [variant.name for variant in WORKLOADS["sft"].choose(["trl fp32, 8 rows"])] == ["tether", "trl fp32, 8 rows"]
+    assert [variant.name for variant in WORKLOADS["sft"].choose(["trl fp32, 8 rows"], "bfloat16")] == ["tether", "trl fp32, 8 rows"]
+
+
+def test_where_the_processor_multiplies_float32_alone_the_peers_do_too() -> None:
+    for workload in WORKLOADS.values():
+        here, elsewhere = ([v for v in workload.choose((), products) if not v.ours] for products in ("float32", "bfloat16"))
+        assert {v.settings["weights"] for v in here} == {"float32"}
+        assert not any(v.settings.get("autocast") for v in here)
+        assert not {v.name for v in here} & {v.name for v in elsewhere}
+        assert {v.numerics for v in here} <= {"same", "vllm"}
+
+    def numerics(name: str, products: str) -> str:
+        return WORKLOADS["sft"].choose([name], products)[1].numerics
+
+    assert [numerics("trl fp32, 8 rows", on) for on in ("float32", "bfloat16")] == ["same", "other"]
+    assert [numerics("trl autocast, 8 rows", on) for on in ("float32", "bfloat16")] == ["other", "same"]
+    assert [numerics("trl bf16 weights, 8 rows", on) for on in ("float32", "bfloat16")] == ["other", "other"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [("fpu avx2 avx512_bf16 amx_bf16", "amx_bf16"), ("avx2 avx512_bf16", "avx512_bf16"), ("fpu avx512f avx2", "float32")],
+)
+def test_results_lie_with_their_kind_of_processor(monkeypatch, tmp_path, flags, found) -> None:
+    from bench.peers import machine
+    from tether.plan import machine as planned
+
+    (tmp_path / "cpuinfo").write_text(f"model name\t: Any\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(planned, "_PROC", tmp_path)
+    assert machine.kind() == found
+    assert machine.products() == ("float32" if found == "float32" else "bfloat16")
+    assert machine.machine()["processor"] == "Any"
+    assert found in machine.KINDS
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------------
@@ -372,7 +411,6 @@ def test_a_result_becomes_a_table_with_its_ratios() -> None:
     assert "tether against trl c: 4.50 [4.50, 4.50]" in text
     assert "update: 25% of the roofline" in text
     assert "(its second step, 2 prompts in place of 8, 64 response tokens in place of 128): trl a" in text
-    assert "(its first step, 2 prompts" in summary.result_text({**result(), "trial_step": 1})
     assert "trl a 100.0 s; trl b: failed (RuntimeError: no)" in text
     columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert len(columns) == 1
@@ -386,7 +424,11 @@ def test_goals_stand_beside_what_was_measured() -> None:
 
 
 def test_the_section_is_replaced_and_the_rest_of_the_page_is_left_alone() -> None:
-    section = summary.section({"grpo": result()}, {"grpo": "bench/results/grpo.json"})
+    section = summary.section({"avx512_bf16": {"grpo": result()}, "float32": {"grpo": result()}})
+    assert [line for line in section.splitlines() if line.startswith("### ")] == [
+        "### A processor with vector instructions for bfloat16 (AVX-512 bf16)",
+        "### A processor that multiplies float32 alone (AVX2, as most laptops)",
+    ]
     once = summary.replaced("# Results\n\nAbove.\n", section)
     assert once.startswith("# Results\n\nAbove.\n\n")
     page = once + "\n## Below\n"
@@ -418,6 +460,11 @@ def test_floors_follow_from_counts() -> None:
     # Operations for nothing: the step reads 2 x (144 + 40) bytes of weights and 8 of each of 3 positions.
     slow = Roof(bf16_tflops=1e12, fp32_tflops=1.0, read_gbs=1e-9, copy_gbs=1.0, shapes={})
     assert generate_floor_s(dims, slow, 1, 1, 2, 2) == pytest.approx(2 * 184 + 8 * 3, rel=1e-6)
+    # Where float32 products are the quicker ones, floors are theirs, and numbers have four bytes.
+    wide = Roof(bf16_tflops=1e-13, fp32_tflops=1e-12, read_gbs=1e9, copy_gbs=1.0, shapes={})
+    assert update_floor_s(dims, wide, 1, 1, 2, 2) == update_floor_s(dims, roof, 1, 1, 2, 2)
+    slow_wide = Roof(bf16_tflops=1.0, fp32_tflops=1e12, read_gbs=1e-9, copy_gbs=1.0, shapes={})
+    assert generate_floor_s(dims, slow_wide, 1, 1, 2, 2) == pytest.approx(4 * 184 + 16 * 3, rel=1e-6)
 
 
 def test_a_process_is_found_with_its_children_and_its_memory() -> None:
@@ -494,7 +541,7 @@ def test_a_name_counts_where_a_workload_has_it(tmp_path) -> None:
     for file in ("config.json", "tokenizer.json", "chat_template.jinja"):
         (tmp_path / file).write_text("{}")
     assert command._problem(["generate", "sft"], ["vllm bf16", "trl autocast, 8 rows"], [], tmp_path) is None
-    assert [v.name for v in WORKLOADS["generate"].choose(["vllm bf16", "trl autocast, 8 rows"])] == ["tether", "vllm bf16"]
+    assert [v.name for v in WORKLOADS["generate"].choose(["vllm bf16", "trl autocast, 8 rows"], "bfloat16")] == ["tether", "vllm bf16"]
 
 
 @pytest.mark.parametrize(
@@ -513,11 +560,13 @@ def test_the_page_takes_only_measurements_and_is_left_alone_otherwise(monkeypatc
     monkeypatch.setattr(command, "_BENCH", tmp_path)
     monkeypatch.setattr(command, "_RESULTS", tmp_path)
     (tmp_path / "RESULTS.md").write_text("# Results\n")
-    (tmp_path / "grpo.json").write_text(text({**result(), "quick": False}))
+    where = tmp_path / "float32" / "grpo.json"
+    where.parent.mkdir()
+    where.write_text(text({**result(), "quick": False}))
     assert command.main(["table"]) == 1
     assert told in capsys.readouterr().err
     assert (tmp_path / "RESULTS.md").read_text() == "# Results\n"
-    (tmp_path / "grpo.json").write_text(json.dumps({**result(), "quick": False}))
+    where.write_text(json.dumps({**result(), "quick": False}))
     assert command.main(["table"]) == 0
     assert summary.TITLE in (tmp_path / "RESULTS.md").read_text()
 

@@ -112,8 +112,14 @@ def test_a_round_is_that_of_the_plain_path_in_float32(config, slow_path):
     for name in ("policy_loss", "value_loss", "kl_loss", "entropy", "grad_norm", "kl_k1_sequence", "first_ratio_error"):
         if name in metrics:
             assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-4, abs=1e-6), name
+    rate = config.optim.learning_rate
     for (name, one), other in zip(fast.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one, other, atol=2e-5, rtol=0, msg=name)
+        # The first step of AdamW is rate x g / (|g| + eps): of g it takes hardly more than the sign, and where g is all rounding a whole
+        # step or two may differ. Relatively it moves no further than g does.
+        mine, theirs = gradients.get(name, torch.zeros(())), expected_gradients.get(name, torch.zeros(()))
+        moved = ((mine - theirs).abs() / torch.minimum(mine.abs(), theirs.abs())).nan_to_num(0.0, posinf=2.0).clamp(max=2.0)
+        assert bool(((one - other).abs() <= rate * moved + 1e-6).all()), name
+        assert float((moved > 0.01).float().mean()) < 0.01, name
 
 
 def draw_answers(policy, num_tokens):
