@@ -54,7 +54,8 @@ def test_a_run_leaves_models_that_plain_transformers_load_events_and_a_report(co
     assert events[0]["kind"] == "run_started"
     assert events[-1]["kind"] == "run_finished"
     said = [event["text"] for event in events if event["kind"] == "message" and event["text"].startswith("sampler: ")]
-    assert said == ["sampler: matrices are not prepacked, because the trained weights themselves are read"]  # once for all stages
+    # once for all stages
+    assert said == ["sampler: matrices are not prepacked, because the trained weights are read where they lie (none is copied)"]
     evaluation = json.loads((folder / "evaluation.json").read_text())
     assert [p["name"] for p in evaluation["policies"]] == ["start", "ppo", "grpo"]
     assert [(g["before"], g["after"]) for g in evaluation["gains"]] == [("start", "ppo"), ("start", "grpo")]

@@ -192,7 +192,7 @@ def pack_llama(model: Any, dtype: torch.dtype) -> LlamaWeights:
     every_layer: Any = model.model.layers
     (head,) = stack([model.lm_head])
     if model.lm_head.weight.dtype == dtype:
-        why_plain = "the trained weights themselves are read"
+        why_plain = "the trained weights are read where they lie (none is copied)"
     else:
         linears = [list(one.values()) for one in stacks(every_layer[0])]
         first = (matrix for one in linears for matrix in stack(one))
