@@ -45,8 +45,9 @@ bench: $(RUN)
 test: $(DEV)
 	$(PYTEST) -m "not slow and not web and not ray and not gpu"
 
+# What waits behind a test of minutes (the mutants) is stolen by the worker that has none left.
 slow: $(DEV)
-	$(PYTEST) -m "slow and not web and not ray and not gpu"
+	$(PYTEST) --dist worksteal -m "slow and not web and not ray and not gpu"
 
 web: $(WEB)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "web and not ray and not gpu"
