@@ -96,7 +96,7 @@ def result_text(result: Mapping[str, Any]) -> str:
     workload = WORKLOADS[result["what"]]
     quick = " (no: tiny sizes, with --quick)" if result.get("quick") else ""
     lines = [f"#### {workload.title}{quick}", ""]
-    lines += [f"`{result['command']}`, {result['date']}, {result['rounds']} rounds, one side after the other.", ""]
+    lines += [f"`{result['command']}`, {result['date']}, rounds: {result['rounds']}, one side after the other.", ""]
     if quick:
         lines += ["These numbers say that it runs, and nothing about speed.", ""]
     for lengths in result["lengths"]:
@@ -169,7 +169,8 @@ def _tried(result: Mapping[str, Any], workload: Workload) -> list[str]:
         else:
             cells.append(f"{one['name']} {seconds_of(one['measure'], workload.phases):.1f} s")
     smaller = "".join(f", {count} {what.replace('_', ' ')} in place of {result['sizes'][what]}" for what, count in workload.trial.items())
-    return [f"Tried to choose the peer's setting (its second step{smaller}): " + "; ".join(cells) + ".", ""]
+    step = "first" if result.get("trial_step") == 1 else "second"  # older results are marked
+    return [f"Tried to choose the peer's setting (its {step} step{smaller}): " + "; ".join(cells) + ".", ""]
 
 
 def _why(failed: str) -> str:
