@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tether.plan.machine import multiplies_bfloat16
@@ -12,8 +14,13 @@ from tether.plan.machine import multiplies_bfloat16
 __all__ = ["KINDS", "kind", "machine", "products"]
 
 _CPUINFO = Path("/proc/cpuinfo")
-_UNITS = ("amx_bf16", "avx512_bf16")
-KINDS = (*_UNITS, "float32")
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "amx_bf16": "A processor with matrix units for bfloat16 (AMX)",
+        "avx512_bf16": "A processor with vector instructions for bfloat16 (AVX-512 bf16)",
+        "float32": "A processor that multiplies float32 alone (AVX2, as most laptops)",
+    }
+)
 """Instructions that multiply bfloat16, the fastest first; on a processor that has none the products of all sides are float32."""
 
 
@@ -25,7 +32,7 @@ def products() -> str:
 def kind() -> str:
     """The first of ``KINDS`` that holds."""
     flags = _CPUINFO.read_text().split()
-    return next((unit for unit in _UNITS if unit in flags and products() == "bfloat16"), "float32")
+    return next((unit for unit in KINDS if unit in flags), "float32")
 
 
 def machine() -> dict[str, Any]:
@@ -36,7 +43,7 @@ def machine() -> dict[str, Any]:
     return {
         "processor": model,
         "cores": len(os.sched_getaffinity(0)),
-        "matrix units": ", ".join(flag for flag in _UNITS if flag in told.split()) or "none for bf16",
+        "matrix units": ", ".join(flag for flag in KINDS if flag in told.split()) or "none for bf16",
         "memory GiB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "huge pages": huge.read_text().split("[")[1].split("]")[0] if huge.exists() else "?",
         "kernel": platform.release(),

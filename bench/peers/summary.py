@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.peers.machine import KINDS
 from bench.peers.workloads import WORKLOADS, Workload
 
 __all__ = [
@@ -27,11 +28,6 @@ __all__ = [
 TITLE = "## Speed against peers"
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
 _ORDER = ("generate", "score", "reference", "old", "update", "optimiser", "publish", "other")
-_KINDS = {
-    "amx_bf16": "A processor with matrix units for bfloat16 (AMX)",
-    "avx512_bf16": "A processor with vector instructions for bfloat16 (AVX-512 bf16)",
-    "float32": "A processor that multiplies float32 alone (AVX2, as most laptops)",
-}
 _LENGTHS = {"forced": "answers of full length", "natural": "answers that end by themselves"}
 
 Measure = Mapping[str, Any]
@@ -224,7 +220,7 @@ def section(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     ]
     for kind, found in results.items():
         ordered = [found[name] for name in WORKLOADS if name in found]
-        lines += [f"### {_KINDS[kind]}", "", goals_table(found)]
+        lines += [f"### {KINDS[kind]}", "", goals_table(found)]
         lines += [result_text(result) for result in ordered]
         lines += _machines(ordered)
     return "\n".join([*lines, END]) + "\n"
