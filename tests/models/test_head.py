@@ -51,6 +51,20 @@ def test_gradients_agree_with_finite_differences(temperature, read):
     assert torch.autograd.gradcheck(function, (hidden_NH, weight_VH))
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_float32_products_go_over_some_columns_at_a_time(temperature, monkeypatch):
+    monkeypatch.setattr(heads, "_COLUMNS", 4)  # of 13: 4, 4, 4 and 1
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        hidden_NH, weight_VH, tokens_N = inputs()
+        narrow = [x.detach().to(dtype).requires_grad_() for x in (hidden_NH, weight_VH)]
+        chosen_N, entropy_N = chosen_logprobs(narrow[1], narrow[0], tokens_N, temperature, entropy=True)
+        (chosen_N * 2 + entropy_N.square()).sum().backward()
+        results.append([x.double() for x in (chosen_N, entropy_N, narrow[0].grad, narrow[1].grad)])
+    for float32, float64 in zip(*results, strict=True):
+        torch.testing.assert_close(float32, float64, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_what_needs_no_gradient_gets_none(frozen):
     hidden_NH, weight_VH, tokens_N = inputs()

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from tether.rollout import copies, llama_weights, prepacked
 from tether.rollout.local import LocalSampler
-from tether.rollout.prepacked import prepack, product, why_not_prepacked
+from tether.rollout.prepacked import FEW_ROWS, PIECE, prepack, product, why_not_prepacked, wide_product
 from tether.types import Request, Sampling
 
 BFLOAT16 = torch.bfloat16
@@ -272,3 +272,37 @@ def test_a_decode_step_multiplies_by_no_plain_matrix():
     short, long = calls(4), calls(5)
     assert long["_linear_pointwise"] - short["_linear_pointwise"] == 2 * 4 + 1
     assert long["mm"] == long["addmm"] == 0
+
+
+# -- float32 -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width_out", [7, PIECE, 2 * PIECE + 3])
+@pytest.mark.parametrize("rows", [0, 1, 5, FEW_ROWS, FEW_ROWS + 1])
+def test_float32_products_with_the_matrix_first_are_those_of_the_plain_order(rows, width_out):
+    generator = torch.Generator().manual_seed(0)
+    x, matrix, bias = (torch.randn(*shape, generator=generator) for shape in ((rows, 24), (width_out, 24), (width_out,)))
+    expected = (x.double() @ matrix.double().T).float()
+    torch.testing.assert_close(product(x, matrix), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(product(x, matrix, bias), expected + bias, atol=1e-5, rtol=1e-5)
+    wide = wide_product(x, matrix)
+    torch.testing.assert_close(wide, expected, atol=1e-5, rtol=1e-5)
+    assert wide.is_contiguous()
+
+
+def test_a_float32_step_puts_the_large_factor_first():
+    """The library under ``mm`` copies its second factor: that is to be the one of few rows."""
+    local = sampler(model(), dtype=torch.float32)
+    firsts: list[int] = []
+
+    class Factors(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket.__name__ == "mm":
+                firsts.append(len(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    local.eos_ids = frozenset()
+    with Factors():
+        list(LocalSampler.generate(local, [Request("p", (10, 11), 4, 0)], Sampling(3)))
+    widths = [80, 40, 40, 80, 96, 96, 80]  # queries, keys, values, out, gate, up, down
+    assert firsts == 3 * [*widths, *widths, 61]

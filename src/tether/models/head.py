@@ -23,6 +23,8 @@ KEPT_BYTES = 2**27
 """Most bytes of logits that wait for the backward pass, where a product of a quarter of the head's work would make them again."""
 _PIECE = {"cpu": 2**20}
 """Logits that are read and written over and over at once, by kind of device: 4 MiB in float32 stay near the cores. Elsewhere: a chunk."""
+_COLUMNS = 2048
+"""Vocabulary entries of one float32 product on a CPU: of all of them at once it takes a third longer (bench/RESULTS.md)."""
 
 
 def is_fused(head: nn.Module) -> bool:
@@ -68,7 +70,7 @@ class _Chosen(torch.autograd.Function):
         entropy_N = torch.empty(len(tokens_N) if entropy else 0, dtype=full, device=tokens_N.device)
         kept: list[Tensor] = []
         for own in _chunks(len(tokens_N), len(matrix_VH)):
-            logits_CV = states_NH[own] @ matrix_VH.T
+            logits_CV = _logits(states_NH[own], matrix_VH)
             if (room := room - logits_CV.nbytes) >= 0:
                 kept.append(logits_CV)
             for at, piece in _pieces(own, logits_CV):
@@ -91,7 +93,7 @@ class _Chosen(torch.autograd.Function):
         hidden_grad_NH = torch.empty(states_NH.shape, dtype=hidden_dtype, device=states_NH.device) if wants_hidden else None
         weight_grad_VH = torch.zeros(matrix_VH.shape, dtype=weight_dtype, device=matrix_VH.device) if wants_weight else None
         for number, own in enumerate(_chunks(len(tokens_N), len(matrix_VH))):
-            logits_CV = kept[number] if number < len(kept) else states_NH[own] @ matrix_VH.T
+            logits_CV = kept[number] if number < len(kept) else _logits(states_NH[own], matrix_VH)
             narrow_CV = torch.empty_like(logits_CV) if number < len(kept) else logits_CV
             for at, piece in _pieces(own, logits_CV):
                 logp_RV = _tempered(logits_CV[piece], ctx.temperature).sub_(normaliser_N[at, None])
@@ -110,13 +112,25 @@ class _Chosen(torch.autograd.Function):
             if hidden_grad_NH is not None:
                 hidden_grad_NH[own] = (narrow_CV @ matrix_VH).to(hidden_dtype)
             if weight_grad_VH is not None:
-                weight_grad_VH.add_(narrow_CV.T @ states_NH[own])
+                if weight_grad_VH.dtype == narrow_CV.dtype:
+                    weight_grad_VH.addmm_(narrow_CV.T, states_NH[own])
+                else:
+                    weight_grad_VH.add_(narrow_CV.T @ states_NH[own])
         return hidden_grad_NH, weight_grad_VH, None, None, None, None, None
 
 
 def _chunks(count: int, vocabulary: int) -> list[slice]:
     size = max(1, CHUNK_ELEMENTS // vocabulary)
     return [slice(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def _logits(states_CH: Tensor, matrix_VH: Tensor) -> Tensor:
+    if states_CH.device.type != "cpu" or states_CH.dtype != torch.float32:
+        return states_CH @ matrix_VH.T
+    logits_CV = states_CH.new_empty(len(states_CH), len(matrix_VH))
+    for own, part in zip(logits_CV.split(_COLUMNS, 1), matrix_VH.split(_COLUMNS), strict=True):
+        torch.mm(states_CH, part.T, out=own)
+    return logits_CV
 
 
 def _pieces(chunk: slice, logits_CV: Tensor) -> list[tuple[slice, slice]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .llama_weights import LlamaLayer, LlamaWeights
-from .prepacked import product
+from .prepacked import wide_product
 
 __all__ = ["LlamaDecoder"]
 
@@ -209,4 +209,4 @@ def _rest_of_layer(weights: LlamaWeights, layer: LlamaLayer, hidden_Nh: Tensor, 
 
 
 def _logits(weights: LlamaWeights, hidden_Nh: Tensor) -> Tensor:
-    return product(_normed(weights, hidden_Nh, weights.norm), weights.head)
+    return wide_product(_normed(weights, hidden_Nh, weights.norm), weights.head)

@@ -1,4 +1,4 @@
-"""Matrices in the blocked layout that oneDNN multiplies by, for products in bfloat16 on a CPU.
+"""Products of few rows on a CPU: bfloat16 by matrices in the blocked layout that oneDNN multiplies by, float32 with the matrix first.
 
 A product with a plain matrix brings it into that layout first, every time: with a few rows that takes longer than the product. A prepacked
 matrix is an opaque tensor (``is_mkldnn``): it has shape and dtype, another of its shape is written over it with ``copy_``, and ``to_dense``
@@ -6,6 +6,10 @@ reads it back exactly. Only ``product`` multiplies by it. Axes: N rows, I and O 
 
 It is used where it gives the bits of the plain product, which is tried on the matrices themselves. In float32 it does not: PyTorch
 multiplies plain float32 matrices by another library. Nor does it where a product is very small, for the same reason.
+
+That library copies the second factor of a product into a layout of its own. In x W^T of a few rows that is the large one, so float32
+products are (W x^T)^T: the same sums, a fifth to a third sooner with 8 to 64 rows (bench/RESULTS.md). Their result is a view with the
+rows last in memory; ``wide_product``, whose result is large and read row by row, copies it a piece at a time while that is in the cache.
 """
 
 from __future__ import annotations
@@ -18,10 +22,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["prepack", "product", "why_not_prepacked"]
+__all__ = ["prepack", "product", "why_not_prepacked", "wide_product"]
 
 TRIED_ROWS = (1, 8, 64)
 SMALLEST = 16**3 + 1  # multiplications of a row; with fewer PyTorch does not ask oneDNN (mkldnn_gemm_min_size in ATen)
+
+FEW_ROWS = 256  # with more, x W^T is the quicker order
+PIECE = 2048  # columns of a wide product that are made at a time
 
 
 def prepack(matrix_OI: Float[Tensor, "O I"]) -> Tensor:
@@ -33,7 +40,23 @@ def product(x_NI: Float[Tensor, "N I"], matrix_OI: Tensor, bias_O: Tensor | None
     """x times the transposed matrix, which is plain or prepacked, and a bias."""
     if matrix_OI.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x_NI, matrix_OI, bias_O, "none", [], "")
-    return F.linear(x_NI, matrix_OI, bias_O)
+    if not _matrix_first(x_NI):
+        return F.linear(x_NI, matrix_OI, bias_O)
+    return (torch.mm(matrix_OI, x_NI.T) if bias_O is None else torch.addmm(bias_O[:, None], matrix_OI, x_NI.T)).T
+
+
+def wide_product(x_NI: Float[Tensor, "N I"], matrix_OI: Tensor) -> Float[Tensor, "N O"]:
+    """``product`` for a matrix of very many rows (an output head), each row of the result in one stretch of memory."""
+    if matrix_OI.is_mkldnn or not _matrix_first(x_NI):
+        return product(x_NI, matrix_OI)
+    out_NO = x_NI.new_empty(len(x_NI), len(matrix_OI))
+    for own, part in zip(out_NO.split(PIECE, 1), matrix_OI.split(PIECE), strict=True):
+        own.copy_(product(x_NI, part))
+    return out_NO
+
+
+def _matrix_first(x_NI: Tensor) -> bool:
+    return x_NI.dtype == torch.float32 and x_NI.device.type == "cpu" and len(x_NI) <= FEW_ROWS
 
 
 def why_not_prepacked(matrices: Iterable[Float[Tensor, "O I"]], *, biased: bool = False) -> str | None:
