@@ -20,27 +20,29 @@ Told = dict[str, Any]
 Warm = Callable[[Variant], tuple[Side, Mapping[str, Any]]]
 
 
-def measure_turns(variants: Sequence[Variant], lengths: Sequence[str], warm: Warm, rounds: int, result: Told, say: Callable[[str], None],
-                  done: Callable[[], object]) -> None:  # fmt: skip
-    """Measure all of them ``rounds`` times. ``warm``: load a side and measure its first step, by lengths. What a side told goes into
-    ``result["sides"]`` with the number of its turn, and ``done`` is called after every round."""
-    ours = [variant for variant in variants if variant.ours]
-    waiting = [variant for variant in variants if not variant.ours]
+def measure_turns(places: Sequence[Sequence[Variant]], lengths: Sequence[str], warm: Warm, rounds: int, result: Told,
+                  say: Callable[[str], None], done: Callable[[], object]) -> None:  # fmt: skip
+    """Measure the first of each place ``rounds`` times; where it dies as it is loaded, the next one takes its place. ``warm``: load a side
+    and measure its first step, by lengths. What a side told goes into ``result["sides"]`` with the number of its turn, and ``done`` is
+    called after every round."""
+    ours = [place for place in places if place[0].ours]
+    waiting = [place for place in places if not place[0].ours]
     held = {one["name"]: one["measure"]["peak_mib"] for one in result.get("tried", ()) if "measure" in one}
     result["sides"] = []
     turn = 1
     while turn == 1 or waiting:
         loaded: list[tuple[Side, Told]] = []
-        later: list[Variant] = []
+        later: list[Sequence[Variant]] = []
         room = (available_bytes() or math.inf) / 2**20
         try:
-            for variant in [*ours, *waiting]:
+            for place in [*ours, *waiting]:
                 beside = [told for _, told in loaded]
-                if any(not told["ours"] for told in beside) and not fits(variant, beside, held, room):
-                    say(f"{variant.name}: measured afterwards, there is no memory for it beside the others")
-                    later.append(variant)
-                elif (one := _load(variant, turn, lengths, warm, result, say)) is not None:
-                    loaded.append(one)
+                if any(not told["ours"] for told in beside) and not fits(place[0], beside, held, room):
+                    say(f"{place[0].name}: measured afterwards, there is no memory for it beside the others")
+                    later.append(place)
+                    continue
+                loads = (_load(variant, turn, lengths, warm, result, say) for variant in place)
+                loaded += [one for one in [next(filter(None, loads), None)] if one]
             for number in range(rounds):
                 _round(number, lengths, loaded, result, say)
                 result["rounds"] = number + 1

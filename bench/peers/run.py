@@ -22,7 +22,7 @@ from bench.peers.summary import seconds_of, spread
 from bench.peers.workloads import FULL, QUICK, Sizes, Variant, Workload
 from bench.roofline import Roof, generate_floor_s, read_dims, update_floor_s
 
-__all__ = ["LEAD", "Options", "code", "finalists", "run"]
+__all__ = ["LEAD", "Options", "code", "finalists", "places", "run"]
 
 LEAD = 0.05
 """A lead of one setting over another by less than this share of its time, one trial each, is taken for chance."""
@@ -56,7 +56,7 @@ def run(workload: Workload, options: Options, steps: Mapping[str, Any] | None = 
     sizes = workload.sized(options.sizes)
     wanted = workload.choose(options.variants, products())
     lengths = tuple(name for name in workload.lengths if not options.lengths or name in options.lengths) or workload.lengths
-    if steps is not None and _as_fast(steps, _taking_part(wanted, steps["tried"], workload, options), workload):
+    if steps is not None and _as_fast(steps, [place[0] for place in _taking_part(wanted, steps["tried"], workload, options)], workload):
         return write({**steps, "what": workload.name}, options)
     setup = _setup(workload, sizes, options.model)
     result: dict[str, Any] = {
@@ -102,17 +102,21 @@ def code() -> str:
     return told.hexdigest()
 
 
-def finalists(variants: Sequence[Variant], tried: Sequence[Mapping[str, Any]], workload: Workload) -> list[Variant]:
-    """Ours, and of each precision of the peers the variant whose trial was fastest, the first where none was tried."""
+def places(variants: Sequence[Variant], tried: Sequence[Mapping[str, Any]], workload: Workload) -> list[list[Variant]]:
+    """Ours, and for each precision of the peers those whose trials ended, the fastest first, or the first of all where none was tried."""
     seconds = {one["name"]: seconds_of(one["measure"], workload.phases) if "measure" in one else math.inf for one in tried}
-    chosen = [variant for variant in variants if variant.ours]
+    found = [[variant] for variant in variants if variant.ours]
     for numerics in dict.fromkeys(variant.numerics for variant in variants if not variant.ours):
         rivals = [variant for variant in variants if not variant.ours and variant.numerics == numerics]
-        known = [rival for rival in rivals if rival.name in seconds]
-        best = min(known or rivals[:1], key=lambda variant: seconds.get(variant.name, 0.0))
-        if seconds.get(best.name, 0.0) < math.inf:
-            chosen.append(best)
-    return chosen
+        known = sorted((rival for rival in rivals if rival.name in seconds), key=lambda rival: seconds[rival.name])
+        if ranked := [rival for rival in known or rivals[:1] if seconds.get(rival.name, 0.0) < math.inf]:
+            found.append(ranked)
+    return found
+
+
+def finalists(variants: Sequence[Variant], tried: Sequence[Mapping[str, Any]], workload: Workload) -> list[Variant]:
+    """The first of each place."""
+    return [place[0] for place in places(variants, tried, workload)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------------
@@ -120,8 +124,8 @@ def finalists(variants: Sequence[Variant], tried: Sequence[Mapping[str, Any]], w
 
 def _taking_part(
     wanted: Sequence[Variant], tried: Sequence[Mapping[str, Any]], workload: Workload, options: Options
-) -> Sequence[Variant]:
-    return wanted if options.everyone else finalists(wanted, tried, workload)
+) -> Sequence[Sequence[Variant]]:
+    return [[variant] for variant in wanted] if options.everyone else places(wanted, tried, workload)
 
 
 def _as_fast(steps: Mapping[str, Any], chosen: Sequence[Variant], workload: Workload) -> bool:

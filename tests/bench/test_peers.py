@@ -19,7 +19,7 @@ from bench.peers import summary, texts
 from bench.peers.drivers import processes
 from bench.peers.machine import kind
 from bench.peers.rounds import measure_turns
-from bench.peers.run import code, finalists
+from bench.peers.run import code, finalists, places
 from bench.peers.search import search
 from bench.peers.sides import Side, SideFailed
 from bench.peers.workloads import FULL, QUICK, WORKLOADS, Variant, Workload
@@ -184,7 +184,8 @@ def steps(monkeypatch, trials: dict[str, tuple[float, float]]) -> tuple[dict[str
     tried = [{"name": name, "measure": measure(99.0, update=update, reference=ref)} for name, (update, ref) in trials.items()]
     monkeypatch.setattr(module, "_try_each", lambda *given: tried)
 
-    def note(variants, lengths, warm, count, result, say, done) -> None:
+    def note(ranked, lengths, warm, count, result, say, done) -> None:
+        variants = [place[0] for place in ranked]
         rounds.append([variant.name for variant in variants])
         told = [{"name": variant.name, "ours": variant.ours, "numerics": variant.numerics} for variant in variants]
         result["sides"] = [{**side, "of": result["what"]} for side in told]
@@ -225,15 +226,17 @@ class Patient:
         pass
 
 
-def measured(dies: dict[str, int], held: dict[str, float] | None = None, rounds: int = 3) -> dict[str, Any]:
-    """The sides OURS, SLOW and FAST in turns."""
+def measured(
+    dies: dict[str, int], held: dict[str, float] | None = None, rounds: int = 3, places: Any = ((OURS,), (SLOW,), (FAST,))
+) -> dict[str, Any]:
+    """The sides in turns: OURS, SLOW and FAST, where nothing else is said."""
     found: dict[str, Any] = {"tried": [{"name": name, "measure": measure(1.0, peak=peak)} for name, peak in (held or {}).items()]}
 
     def warm(variant: Variant) -> tuple[Any, dict[str, Any]]:
         side = Patient(variant, dies.get(variant.name, 0))
         return side, {"forced": side.measure()}
 
-    measure_turns([OURS, SLOW, FAST], ("forced",), warm, rounds, found, lambda text: None, lambda: None)
+    measure_turns(places, ("forced",), warm, rounds, found, lambda text: None, lambda: None)
     return found
 
 
@@ -243,6 +246,15 @@ def test_a_side_that_dies_is_said_and_the_others_go_on(dies, counts) -> None:
     assert [len(side["measures"]["forced"]) for side in found["sides"]] == counts
     assert [one["name"] for one in found["failed"]] == ["slow"]
     assert "* slow failed: RuntimeError: no memory.\n" in summary.result_text({**result(), "failed": found["failed"]})
+
+
+def test_where_the_fastest_of_a_precision_dies_as_it_is_loaded_the_next_takes_its_place() -> None:
+    found = measured({"fast": 1}, places=((OURS,), (FAST, SLOW), (ONLY,)))
+    assert [side["name"] for side in found["sides"]] == ["tether", "slow", "only"]
+    assert [one["name"] for one in found["failed"]] == ["fast"]
+    assert [side["name"] for side in measured({"fast": 1, "slow": 1}, places=((OURS,), (FAST, SLOW)))["sides"]] == ["tether"]
+    tried = [{"name": "slow", "measure": measure(9.0)}, {"name": "fast", "measure": measure(8.0)}, {"name": "broken", "failed": "Boom"}]
+    assert places([OURS, SLOW, FAST, BROKEN], tried, WHOLE) == [[OURS], [FAST, SLOW]]
 
 
 def test_a_peer_for_which_there_is_no_memory_has_a_turn_of_its_own(monkeypatch) -> None:
