@@ -102,6 +102,10 @@ class LossSum:
     total: Tensor
     stats: PreferenceStats
 
+    def detached(self) -> LossSum:
+        """The same numbers without the graph they were computed by."""
+        return LossSum(self.total.detach(), self.stats)
+
 
 def sequence_sums(logprobs_BT: Tensor, mask_BT: Tensor) -> PairSums:
     """Row sums over live tokens. Example: logprobs [-1, -2, -9], mask [T, T, F] -> -3 over 2 tokens."""

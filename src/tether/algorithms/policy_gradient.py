@@ -63,6 +63,10 @@ class LossSum:
         loss = self.policy / counts.policy - config.entropy_coef * self.entropy / counts.tokens
         return loss + config.value_coef * self.value / counts.tokens if isinstance(config, ActorCriticConfig) else loss
 
+    def detached(self) -> LossSum:
+        """The same numbers without the graph they were computed by."""
+        return replace(self, policy=self.policy.detach(), value=self.value.detach(), entropy=self.entropy.detach())
+
     def value_term(self, counts: StepCounts, config: OnlineConfig) -> Tensor:
         """The value part of ``total`` alone, for rounds that only train the value function."""
         assert isinstance(config, ActorCriticConfig)

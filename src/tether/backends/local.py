@@ -79,7 +79,12 @@ class LocalWorker:
         return self._steps
 
     def accumulate(self, loss: Tensor) -> None:
-        """Add the gradient of an already divided microbatch loss."""
+        """Add the gradient of an already divided microbatch loss.
+
+        Whoever calls it lets go of all that hangs on the graph before the next pass begins, locals included: its nodes are small and
+        lie where the tensors of the pass lay, so that on a CPU those of the next find no room between them and the heap grows by
+        some hundred MiB every pass (bench/RESULTS.md).
+        """
         loss.backward()
 
     def step(self) -> StepReport:

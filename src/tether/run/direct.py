@@ -204,31 +204,32 @@ class _Step:
         return metrics.means()
 
     def _pairs(self, units: JudgedUnits, start: UnitSums) -> list[LossSum]:
-        losses = []
-        for micro in _pair_passes(units, self._fitting()):
+        def one(micro: Sequence[int]) -> LossSum:
             part, known = units.take(micro), start.take(micro)
             with one_pass(micro, _tokens(part.first, part.second)):
                 chosen, rejected = _pair_sums(self.policy, part, self.compute)
                 loss = pair_loss(chosen, rejected, known.first_N, known.second_N, self.spec)
                 self.worker.accumulate(loss.total / len(units))
-            losses.append(_detached(loss))
-        return losses
+            return loss.detached()
+
+        return [one(micro) for micro in _pair_passes(units, self._fitting())]
 
     def _answers(self, units: JudgedUnits, start: UnitSums, metrics: MetricSums) -> list[LossSum]:
         """KTO: the reference point once, from all mismatched rows of the step, then the answers."""
         assert units.liked is not None
         mismatched_N = self._mismatched(units) - start.second_N
         metrics.add("kto_z0", max(0.0, float(mismatched_N.mean())))
-        losses = []
-        for micro in _row_passes(units.first, self._fitting()):
+
+        def one(micro: Sequence[int]) -> LossSum:
             part = units.take(micro)
             with one_pass(micro, _tokens(part.first)):
                 sums = _row_sums(self.policy, part.first, self.compute)
                 liked_B = torch.tensor(part.liked, device=self.compute.device)
                 loss = answer_loss(sums, start.take(micro).first_N, liked_B, mismatched_N, self.spec, self.weights)
                 self.worker.accumulate(loss.total / len(units))
-            losses.append(_detached(loss))
-        return losses
+            return loss.detached()
+
+        return [one(micro) for micro in _row_passes(units.first, self._fitting())]
 
     @torch.no_grad()
     def _mismatched(self, units: JudgedUnits) -> Tensor:
@@ -240,10 +241,6 @@ class _Step:
     def _fitting(self) -> Compute:
         """The machine with the passes that memory allows."""
         return replace(self.compute, token_budget=self.guard.memory.token_budget)
-
-
-def _detached(loss: LossSum) -> LossSum:
-    return LossSum(loss.total.detach(), loss.stats)
 
 
 def describe_preference(metrics: MetricSums, losses: Sequence[LossSum]) -> PreferenceStats:

@@ -17,7 +17,7 @@ from torch import Tensor
 from tether.algorithms.advantages import annotate
 from tether.algorithms.experience import Experience, as_groups
 from tether.algorithms.kl_control import KLController
-from tether.algorithms.policy_gradient import LossSum, OnlineConfig, corrects_sampler, policy_loss, step_counts
+from tether.algorithms.policy_gradient import LossSum, OnlineConfig, StepCounts, corrects_sampler, policy_loss, step_counts
 from tether.backends.compute import Compute
 from tether.backends.local import StepReport
 from tether.backends.memory_guard import one_pass
@@ -27,7 +27,6 @@ from tether.data.packing import microbatches, minibatches
 from tether.errors import RatioError
 from tether.maths.kl import exceeds_target_kl
 from tether.maths.masked import NonFiniteError, masked_sum, require_finite
-from tether.maths.policy_loss import PolicyStats
 from tether.metrics import MetricSums
 from tether.models.policy import Policy, ResponseOutput
 from tether.models.reference import Reference
@@ -241,24 +240,26 @@ class OnlineLearner(RoundLearner[OnlineConfig]):
         """One optimiser step over its microbatches; False when target_kl forbids it (nothing is applied then)."""
         rows = [row for micro in step for row in micro]
         counts = step_counts(batch.text.response_mask_BT[rows], self.config)
-        stats: PolicyStats | None = None
-        losses: list[LossSum] = []
-        for micro in step:
-            part = batch.rows(micro)
-            with one_pass(micro, part.text.token_ids_BT.numel()):
-                loss = self._microbatch(part, metrics, check_ratio=check_ratio)
-                if self.old_from_update:
-                    batch.old_logprobs_BT[list(micro), : part.old_logprobs_BT.shape[1]] = part.old_logprobs_BT
-                self.worker.accumulate(loss.value_term(counts, self.config) if self._pretrains_value else loss.total(self.config, counts))
-            stats = loss.stats if stats is None else stats + loss.stats
-            losses.append(loss)
-        assert stats is not None
+        losses = [self._pass(batch, micro, counts, metrics, check_ratio=check_ratio) for micro in step]
+        stats = losses[0].stats
+        for loss in losses[1:]:
+            stats = stats + loss.stats
         if self.config.target_kl is not None and exceeds_target_kl(stats.means().approx_kl_k3, self.config.target_kl):
             self.worker.discard()
             return False
         describe_step(metrics, losses, stats, counts, self.config)
         self._judge(self.worker.step(), batch, metrics)
         return True
+
+    def _pass(self, batch: PolicyBatch, micro: tuple[int, ...], counts: StepCounts, metrics: MetricSums, *, check_ratio: bool) -> LossSum:
+        """Forward and backward of one microbatch. Nothing of its graph outlives it (backends.local, ``accumulate``)."""
+        part = batch.rows(micro)
+        with one_pass(micro, part.text.token_ids_BT.numel()):
+            loss = self._microbatch(part, metrics, check_ratio=check_ratio)
+            if self.old_from_update:
+                batch.old_logprobs_BT[list(micro), : part.old_logprobs_BT.shape[1]] = part.old_logprobs_BT
+            self.worker.accumulate(loss.value_term(counts, self.config) if self._pretrains_value else loss.total(self.config, counts))
+        return loss.detached()
 
     def _microbatch(self, batch: PolicyBatch, metrics: MetricSums, *, check_ratio: bool) -> LossSum:
         """The loss of some rows. Where the old log-probabilities come from the update, they are filled in here."""

@@ -206,14 +206,16 @@ class OnlineDPOLearner(RoundLearner[OnlineDPOConfig]):
         self, texts: TextBatch, experience: Experience, step: _Passes, chosen: Chosen, metrics: MetricSums, *, check_ratio: bool
     ) -> StepReport:
         num_pairs = sum(len(micro) for micro in step)
-        losses = []
+
+        def one(micro: tuple[int, ...]) -> LossSum:
+            rows = _sides(micro, chosen)
+            with one_pass(micro, len(rows) * max(texts.rows(rows).lengths())):
+                loss = self._microbatch(texts, experience, rows, metrics, check_ratio=check_ratio)
+                self.worker.accumulate(loss.total / num_pairs)
+            return loss.detached()
+
         try:
-            for micro in step:
-                rows = _sides(micro, chosen)
-                with one_pass(micro, len(rows) * max(texts.rows(rows).lengths())):
-                    loss = self._microbatch(texts, experience, rows, metrics, check_ratio=check_ratio)
-                    self.worker.accumulate(loss.total / num_pairs)
-                losses.append(LossSum(loss.total.detach(), loss.stats))
+            losses = [one(micro) for micro in step]
         except NonFiniteError as error:
             return self.worker.refuse(str(error))
         describe_preference(metrics, losses)

@@ -207,15 +207,18 @@ def _step(
 ) -> dict[str, float]:
     started = time.perf_counter()
 
+    def one(micro: Sequence[int], metrics: MetricSums) -> None:
+        part = [groups[index] for index in micro]
+        with one_pass(micro, _tokens(part)):
+            scores_RM = _scores(model, part, compute)
+            pairs = _Pairs(part, scores_RM)
+            losses_N = loss.per_pair(pairs) * loss.weights(part, pairs, scores_RM.shape[1])
+            worker.accumulate(losses_N.sum() / len(groups))
+        _count(metrics, part, pairs, losses_N.detach(), scores_RM.detach())
+
     def passes(metrics: MetricSums) -> None:
         for micro in _passes(groups, guard.memory.token_budget):
-            part = [groups[index] for index in micro]
-            with one_pass(micro, _tokens(part)):
-                scores_RM = _scores(model, part, compute)
-                pairs = _Pairs(part, scores_RM)
-                losses_N = loss.per_pair(pairs) * loss.weights(part, pairs, scores_RM.shape[1])
-                worker.accumulate(losses_N.sum() / len(groups))
-            _count(metrics, part, pairs, losses_N.detach(), scores_RM.detach())
+            one(micro, metrics)
         if loss.config.ties is not None:
             metrics.add("tie_parameter", loss.ties.value)
 

@@ -62,16 +62,19 @@ def _step(
     num_tokens = float(batch.response_mask_BT.sum())
     lengths = batch.attention_mask_BT.sum(-1).tolist()
 
+    def one(micro: Sequence[int], metrics: MetricSums) -> None:
+        part = batch.rows(micro)
+        with one_pass(micro, part.token_ids_BT.numel()):
+            with compute.autocast():
+                logprobs_BT = policy.forward_response(part, 1.0).logprobs_BT
+            require_finite("logprobs", logprobs_BT, part.response_mask_BT)
+            loss_sum = -masked_sum(logprobs_BT, part.response_mask_BT)
+            worker.accumulate(loss_sum / num_tokens)
+        metrics.add("loss", float(loss_sum.detach()), float(part.response_mask_BT.sum()))
+
     def passes(metrics: MetricSums) -> None:
         for micro in microbatches(lengths, guard.memory.token_budget):
-            part = batch.rows(micro)
-            with one_pass(micro, part.token_ids_BT.numel()):
-                with compute.autocast():
-                    logprobs_BT = policy.forward_response(part, 1.0).logprobs_BT
-                require_finite("logprobs", logprobs_BT, part.response_mask_BT)
-                loss_sum = -masked_sum(logprobs_BT, part.response_mask_BT)
-                worker.accumulate(loss_sum / num_tokens)
-            metrics.add("loss", float(loss_sum.detach()), float(part.response_mask_BT.sum()))
+            one(micro, metrics)
 
     metrics = guard.step(number, worker, passes, lambda: text_tensors(batch))
     metrics.add("tokens_per_second", sum(lengths) / (time.perf_counter() - started))
