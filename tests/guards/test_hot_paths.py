@@ -107,7 +107,10 @@ def test_generation_computes_a_prompt_once_and_every_token_once(policy):
 
 
 def test_calls_of_a_decode_step(policy):
-    """Each call costs microseconds of Python and dispatch, which is most of a step of a small model at batch 1."""
+    """Each call costs microseconds of Python and dispatch, which is most of a step of a small model at batch 1.
+
+    A float32 product is three (two transposes, which make views), where the linear of PyTorch hides two of its own: 34 calls of the 208.
+    """
     sampler = LocalSampler(policy.model, [], 0, torch.float32)
 
     def calls(new_tokens: int) -> int:
@@ -116,4 +119,4 @@ def test_calls_of_a_decode_step(policy):
         return seen.count.total()
 
     assert policy.model.config.num_hidden_layers == 2
-    assert (calls(12) - calls(4)) / 8 <= 174
+    assert (calls(12) - calls(4)) / 8 <= 208

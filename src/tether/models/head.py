@@ -113,7 +113,7 @@ class _Chosen(torch.autograd.Function):
                 hidden_grad_NH[own] = (narrow_CV @ matrix_VH).to(hidden_dtype)
             if weight_grad_VH is not None:
                 if weight_grad_VH.dtype == narrow_CV.dtype:
-                    weight_grad_VH.addmm_(narrow_CV.T, states_NH[own])
+                    torch.addmm(weight_grad_VH, narrow_CV.T, states_NH[own], out=weight_grad_VH)
                 else:
                     weight_grad_VH.add_(narrow_CV.T @ states_NH[own])
         return hidden_grad_NH, weight_grad_VH, None, None, None, None, None
