@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tether.models.attention import attend
-from tether.models.elementwise import _Gate, _Norm
+from tether.models.elementwise import _Gate, _GateDown, _Norm
 from tether.models.head import chosen_logprobs
 
 
@@ -18,6 +18,7 @@ PASSES = {
     "attention": lambda x: attend(x.view(1, 1, 2, 4), x.view(1, 1, 2, 4), x.view(1, 1, 2, 4), None, None),
     "norm": lambda x: _Norm.apply(x, torch.ones(4, requires_grad=True), 1e-5, torch.float32),
     "gate": lambda x: _Gate.apply(x, 2 * x),
+    "gate and matrix": lambda x: _GateDown.apply(x, 2 * x, torch.ones(3, 4, requires_grad=True)),
     "head": head,
 }
 

@@ -271,6 +271,7 @@ def test_every_step_of_a_healthy_run_logs_its_gap(tmp_path, compute, lora):
 
 
 def test_a_run_with_stale_copies_stops_in_the_step_that_published_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(LocalSampler, "rest", lambda self: None)
     monkeypatch.setattr(LocalSampler, "refresh", lambda self, version: setattr(self, "version", version))
     with pytest.raises(SamplerError, match="weights of version 1"):
         play(tmp_path, BFLOAT16)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from tether.backends.allocator import keep_freed_memory
+from tether.backends.allocator import keep_few_kernels, keep_freed_memory
 from tether.config import ComputeConfig
 from tether.errors import ConfigError
 
@@ -42,6 +42,7 @@ def resolve_compute(config: ComputeConfig) -> Compute:
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device)
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     keep_freed_memory()
+    keep_few_kernels()
     names = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     dtype = names[config.dtype] if config.dtype != "auto" else _fast_dtype(device)
     return Compute(device, dtype, config.token_budget, config.activation_checkpointing)

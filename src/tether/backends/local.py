@@ -72,6 +72,7 @@ class LocalWorker:
         groups = _groups(list(named.values()), config, head_names, head_learning_rate)
         self._peaks = [group["lr"] for group in groups]
         self.optimizer = _adamw(groups, config, modules)
+        self._begin_moments()
 
     @property
     def steps(self) -> int:
@@ -128,7 +129,7 @@ class LocalWorker:
         for name, parameter in self._named.items():
             tensors[f"weights/{name}"] = parameter.detach()
             moments = self.optimizer.state.get(parameter)
-            if moments:  # none before the first step that reached this weight
+            if moments and int(moments["step"]):  # none before the first step that reached this weight
                 counts[name] = int(moments["step"])
                 tensors.update({f"{kept}/{name}": tensor for kept, tensor in moments.items() if kept != "step"})
         return State(tensors, {"steps": self._steps, "updates": counts, "states": self._config.states})
@@ -159,6 +160,18 @@ class LocalWorker:
                 **{key: state.tensors[f"{key}/{name}"].to(parameter.device, copy=True) for key in kept},
             }
         self._steps = int(state.values["steps"])
+        self._begin_moments()
+
+    def _begin_moments(self) -> None:
+        """Float32 moments that are not there yet, as AdamW would make them at its first step: after a pass they would lie scattered where
+        the tensors of the next one have no room left."""
+        if isinstance(self.optimizer, NarrowAdamW):
+            return
+        for parameter in self.parameters:
+            if not self.optimizer.state[parameter]:
+                zero = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                moments = {key: torch.zeros_like(parameter, memory_format=torch.preserve_format) for key in ("exp_avg", "exp_avg_sq")}
+                self.optimizer.state[parameter] = {"step": zero, **moments}
 
 
 def _adamw(groups: list[dict[str, Any]], config: OptimConfig, modules: list[nn.Module]) -> torch.optim.Optimizer:

@@ -1,8 +1,9 @@
-"""Norms and gates of Llama-like layers under autocast, with less kept for the backward pass and fewer passes over memory.
+"""Norms and gates of Llama-like layers with less kept for the backward pass and fewer passes over memory.
 
-Left to autograd, a norm keeps two float32 tensors and its result is cast once for every matrix that reads it; a gated unit keeps its
-activation and its product beside the two inputs they are made of. Here a norm keeps its input and gives the precision of the matrices, a
-gated unit keeps its inputs. Forward results are those of transformers to the last bit. Axes: N tokens, H hidden, M intermediate.
+Left to autograd, a norm keeps two float32 tensors and under autocast its result is cast once for every matrix that reads it; a gated unit
+keeps its activation and its product beside the two inputs they are made of. Here a norm keeps its input and gives the precision of the
+matrices, a gated unit keeps its inputs, and the matrix after it makes the product again. Forward results are those of transformers to the last bit. Axes: N tokens, H hidden, M
+intermediate.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _UNITS = frozenset(family_class(family, "MLP") for family in FAMILIES)
 def lean_layers(model: nn.Module) -> int:
     """Give the norms before attention and gated units, and the gated units, of ``model`` the forms above; returns how many.
 
-    Only classes whose arithmetic is known are touched; outside of autocast, and for other precisions, they do as before. The norms inside
+    Only classes whose arithmetic is known are touched; norms of other precisions do as before. The norms inside
     of an attention and the last one stay: others than matrices read them.
     """
     count = 0
@@ -56,13 +57,21 @@ def _silu_of_transformers() -> type:
 
 def _norm(self: Any, hidden: Tensor) -> Tensor:
     device = hidden.device.type
-    if hidden.dtype != torch.float32 or self.weight.dtype != torch.float32 or not torch.is_autocast_enabled(device):
+    if hidden.dtype != torch.float32 or self.weight.dtype != torch.float32:
         return type(self).forward(self, hidden)
-    return _Norm.apply(hidden, self.weight, self.variance_epsilon, torch.get_autocast_dtype(device))
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+    return _Norm.apply(hidden, self.weight, self.variance_epsilon, dtype)
 
 
 def _unit(self: Any, x: Tensor) -> Tensor:
-    return self.down_proj(_Gate.apply(self.gate_proj(x), self.up_proj(x)))
+    gate, up, down = self.gate_proj(x), self.up_proj(x), self.down_proj
+    if _is_matrix(down) and gate.dtype == up.dtype:
+        return _GateDown.apply(gate, up, down.weight)
+    return down(_Gate.apply(gate, up))
+
+
+def _is_matrix(linear: nn.Module) -> bool:
+    return type(linear) is nn.Linear and linear.bias is None and not linear._forward_hooks and not linear._forward_pre_hooks
 
 
 class _Norm(torch.autograd.Function):
@@ -100,3 +109,29 @@ class _Gate(torch.autograd.Function):
     def backward(ctx: Any, grad_NM: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         gate_NM, up_NM = ctx.saved_tensors
         return torch.ops.aten.silu_backward(grad_NM * up_NM, gate_NM), grad_NM * F.silu(gate_NM)
+
+
+class _GateDown(torch.autograd.Function):
+    """y = a W^T with a = silu(gate) * up, in the precision of the two; a is made again in the backward pass:  dW = dy^T a,  da = dy W."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_NM: Tensor, up_NM: Tensor, weight_HM: Tensor) -> Tensor:
+        matrix_HM = weight_HM.to(gate_NM.dtype)
+        ctx.save_for_backward(gate_NM, up_NM, matrix_HM)
+        ctx.weight_dtype = weight_HM.dtype
+        return F.linear(F.silu(gate_NM).mul_(up_NM), matrix_HM)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_NH: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        gate_NM, up_NM, matrix_HM = ctx.saved_tensors
+        active_NM, weight_grad_HM = F.silu(gate_NM), None
+        if ctx.needs_input_grad[2]:
+            unit_NM = (active_NM * up_NM).flatten(0, -2)
+            weight_grad_HM = (grad_NH.flatten(0, -2).T @ unit_NM).to(ctx.weight_dtype)
+            del unit_NM
+        if not any(ctx.needs_input_grad[:2]):
+            return None, None, weight_grad_HM
+        grad_NM = grad_NH @ matrix_HM
+        up_grad_NM = active_NM.mul_(grad_NM)
+        return torch.ops.aten.silu_backward(grad_NM.mul_(up_NM), gate_NM), up_grad_NM, weight_grad_HM

@@ -113,8 +113,10 @@ def _rl(stage: str, config: RunConfig, section: RolloutConfig, dims: Dims, narro
     frozen = 2 * dims.matrices + 4 * dims.embedding + 2 * (0 if dims.tied else dims.embedding) if narrow else 4 * dims.parameters
     stays = _trained(config, dims, lora, section.optim)
     stays["reference"] = 0 if lora else frozen
-    if narrow:
-        stays["sampler"] = 2 * dims.parameters + (2 * dims.embedding if dims.tied else 0)
+    sampler = 2 * dims.parameters + (2 * dims.embedding if dims.tied else 0) if narrow else 0
+    rests = not lora and not section.rollouts_ahead  # lets go of its copies while the policy is updated
+    if sampler and not rests:
+        stays["sampler"] = sampler
     if section.rollouts_ahead:
         stays["weights that draw"] = 4 * dims.adapter_weights(lora.rank, lora.targets) if lora else frozen
     learned = sum(part.kind == "learned" for part in section.rewards)
@@ -131,6 +133,8 @@ def _rl(stage: str, config: RunConfig, section: RolloutConfig, dims: Dims, narro
         "cache": dims.cached_numbers * bytes_each * rows * longest,
         "logits": rows * dims.vocabulary * (4 + bytes_each),
     }
+    if sampler and rests:
+        drawing["sampler"] = sampler
     scoring = {"casts of matrices": 2 * dims.matrices if narrow else 0, "a pass": tokens * (dims.hidden * 12 + dims.intermediate * 8)}
     phases = {"update": update, "draw": drawing} | ({"score": scoring} if learned else {})
     return StagePlan(stage, stays, phases, tokens, allocator=ALLOCATOR_ONLINE)
@@ -162,7 +166,7 @@ def _update(
     """Forward and backward of one pass over ``tokens``, beside the gradients of those before it."""
     parts = {
         "gradients": 4 * (dims.adapter_weights(lora.rank, lora.targets) if lora else dims.parameters),
-        "activations": _kept(dims, tokens, narrow, config.compute.activation_checkpointing is True),
+        "activations": _kept(dims, tokens, narrow, config.compute.activation_checkpointing is True, lora is not None),
         "backward of a layer": 3 * 4 * min(ATTENTION_PIECE, dims.heads * tokens * longest) + 8 * dims.intermediate * tokens,
     }
     if narrow:
@@ -179,22 +183,22 @@ def _update(
     return parts
 
 
-def _kept(dims: Dims, tokens: int, narrow: bool, recomputed: bool) -> int:
+def _kept(dims: Dims, tokens: int, narrow: bool, recomputed: bool, adapted: bool) -> int:
     """What the layers keep for the backward pass.
 
     Lean layers in bfloat16, bytes a token: two norms keep their input in float32 and give 2 bytes (12 h); attention keeps queries, what
     it mixed and that once more for the next matrix (6 H D), keys and values with those of the prompt before them (6 K D, half of it
-    prompt); a gated unit keeps both inputs and their product (6 m). In float32 autograd keeps three more tensors of a norm and two of a
-    unit. Once for all layers: the rotations (8 D) and the states at either end (8 h). Other layers: 34 h in two bytes (Korthikanti et al.
-    2205.05198), 68 h in four.
+    prompt); a gated unit keeps both inputs (4 m), and their product where the matrix after it is adapted (6 m). In float32 every number
+    takes 4 bytes. Once for all layers: the rotations (8 D) and the states at either end with what the last norm keeps (8 h, in float32
+    16 h). Other layers: 34 h in two bytes (Korthikanti et al. 2205.05198), 68 h in four.
     """
     attention, kv = dims.heads * dims.head_size, dims.kv_heads * dims.head_size
     if not dims.lean:
         layer = 34 * dims.hidden if narrow else 68 * dims.hidden
     elif narrow:
-        layer = 12 * dims.hidden + 6 * attention + 6 * kv + 6 * dims.intermediate
+        layer = 12 * dims.hidden + 6 * attention + 6 * kv + (6 if adapted else 4) * dims.intermediate
     else:
-        layer = 24 * dims.hidden + 12 * attention + 12 * kv + 16 * dims.intermediate
+        layer = 16 * dims.hidden + 12 * attention + 12 * kv + (12 if adapted else 8) * dims.intermediate
     if recomputed:
         return tokens * (4 * dims.hidden * dims.layers + layer)
-    return tokens * (layer * dims.layers + 8 * dims.head_size + 8 * dims.hidden)
+    return tokens * (layer * dims.layers + 8 * dims.head_size + (8 if narrow else 16) * dims.hidden)

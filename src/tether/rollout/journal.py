@@ -19,7 +19,7 @@ from typing import Any
 from ..files import remove
 from ..state import State
 from ..types import Completion, Request, Sampling, StopReason
-from .sampler import Sampler
+from .sampler import RestingSampler, Sampler
 
 __all__ = ["JournalledSampler"]
 
@@ -47,6 +47,11 @@ class JournalledSampler:
             for path in self._folder.glob("rollouts-*.jsonl"):
                 if path != self._path():
                     remove(path)
+
+    def rest(self) -> None:
+        """See ``RestingSampler``."""
+        if isinstance(self._sampler, RestingSampler):
+            self._sampler.rest()
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]:
         """Completions chunk by chunk: from the journal where it has them, else as they are drawn; a chunk is kept when it is whole."""

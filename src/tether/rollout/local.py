@@ -59,25 +59,28 @@ class LocalSampler:
         self.compute_dtype, self.max_rows, self.version = compute_dtype, max_rows, version
         self._model, self._snapshot = model, snapshot
         reason = why_not_llama(model)
-        self._packed: LlamaWeights | None = None if reason else pack_llama(model, compute_dtype)
+        self.plain = reason is not None
+        """True where the model's own forward pass is used."""
+        self._packed = None if reason else pack_llama(model, compute_dtype)
         if reason:
             _log.warning("sampling by the plain path (slower): %s", reason)
         else:
             _log.info("%s", self.description)
 
     @property
-    def plain(self) -> bool:
-        """True where the model's own forward pass is used."""
-        return self._packed is None
-
-    @property
     def description(self) -> str:
         """One sentence for the log: how answers are computed."""
-        if self._packed is None:
+        if self.plain:
             return "sampler: the model's own forward pass"
-        if self._packed.why_plain is None:
+        if self._weights.why_plain is None:
             return "sampler: matrices are prepacked for this CPU (oneDNN)"
-        return f"sampler: matrices are not prepacked, because {self._packed.why_plain}"
+        return f"sampler: matrices are not prepacked, because {self._weights.why_plain}"
+
+    @property
+    def _weights(self) -> LlamaWeights:
+        if self._packed is None:
+            raise SamplerError(f"the sampler rests: it let go of its copies of weights version {self.version}; refresh(version) makes new ones")
+        return self._packed
 
     def refresh(self, version: int) -> None:
         """Publish: sample from the model's present weights from the next token on, under this version."""
@@ -85,7 +88,14 @@ class LocalSampler:
             self._snapshot.take()
         if self._packed is not None:
             copy_again(self._packed, self._model)
+        elif not self.plain:
+            self._packed = pack_llama(self._model, self.compute_dtype)
         self.version = version
+
+    def rest(self) -> None:
+        """Let go of the copies until the next ``refresh``, which makes them again; under adapters they stay, for all but those is frozen."""
+        if self._packed is not None and not self._packed.adapted:
+            self._packed = None
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]:
         """Completions as they finish. Requests are checked before the first is drawn.
@@ -122,7 +132,7 @@ class LocalSampler:
     def copy_gaps(self) -> dict[str, float]:
         """See ``proof.ProvableSampler``; the plain path reads the trained weights themselves, or those of the snapshot."""
         of_snapshot = {} if self._snapshot is None else self._snapshot.gaps()
-        return of_snapshot if self._packed is None else of_snapshot | packed_gaps(self._packed, self._model)
+        return of_snapshot if self.plain else of_snapshot | packed_gaps(self._weights, self._model)
 
     def _generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]:
         left = [_Row(request, index) for request in requests for index in range(request.num_samples)]
@@ -171,7 +181,7 @@ class LocalSampler:
             yield from (row.completion(sampling) for row in done)
 
     def _session(self, requests: Sequence[Request], sampling: Sampling) -> _Session:
-        if self._packed is None:
+        if self.plain:
             return _PlainSession(
                 PlainDecoder(self._model, pad_id=self.pad_id, compute_dtype=self.compute_dtype)
             )
@@ -238,24 +248,19 @@ class _LlamaSession:
     def __init__(self, sampler: LocalSampler, max_rows: int, longest_prompt: int, budget: int) -> None:
         self._sampler = sampler
         self._decoder = LlamaDecoder(
-            self._weights, max_rows=max_rows, max_positions=longest_prompt + budget, response_columns=budget
+            sampler._weights, max_rows=max_rows, max_positions=longest_prompt + budget, response_columns=budget
         )
-
-    @property
-    def _weights(self) -> LlamaWeights:
-        assert self._sampler._packed is not None
-        return self._sampler._packed
 
     def may_join(self, first: Sequence[_Row], batch: Sequence[_Row], *, alone: bool) -> bool:
         return True
 
     @torch.inference_mode()
     def join(self, batches: Sequence[Sequence[_Row]]) -> Tensor:
-        return self._decoder.join(self._weights, *_prompts_and_counts(batches))
+        return self._decoder.join(self._sampler._weights, *_prompts_and_counts(batches))
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
-        return self._decoder.step(self._weights, tokens)
+        return self._decoder.step(self._sampler._weights, tokens)
 
     @torch.inference_mode()
     def keep(self, alive: Sequence[bool]) -> list[int]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ..errors import SamplerError
 from ..types import Completion, Request, Sampling
 
-__all__ = ["Sampler", "check_requests", "check_sampling"]
+__all__ = ["RestingSampler", "Sampler", "check_requests", "check_sampling"]
 
 
 class Sampler(Protocol):
@@ -22,6 +22,15 @@ class Sampler(Protocol):
     def refresh(self, version: int) -> None: ...
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[Completion]: ...
+
+
+@runtime_checkable
+class RestingSampler(Protocol):
+    """A sampler that can let go of memory while nobody asks it."""
+
+    def rest(self) -> None:
+        """Let go of what the next ``refresh`` makes again; nothing is drawn before it."""
+        ...
 
 
 def check_sampling(sampling: Sampling) -> None:

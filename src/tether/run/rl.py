@@ -26,7 +26,7 @@ from tether.rewards.length import OverlongPart
 from tether.rewards.rubric import Rubric
 from tether.rollout.proof import WeightProof
 from tether.rollout.rollouter import collect
-from tether.rollout.sampler import Sampler
+from tether.rollout.sampler import RestingSampler, Sampler
 from tether.run.ahead import AnswersAhead, Collected, compare_with_snapshot
 from tether.run.checks.watch import NO_WATCH, Watch
 from tether.run.keeper import NO_KEEPER, Keeper, Plain
@@ -93,6 +93,8 @@ def rl(parts: OnlineRun, recorder: Recorder, keeper: Keeper = NO_KEEPER, watch: 
             started = time.perf_counter()
             collected = answers.take(step)
             rows, metrics = collected.rows, collected.metrics
+            if rows and not config.rollouts_ahead and isinstance(parts.sampler, RestingSampler):
+                parts.sampler.rest()
             metrics.update(parts.learner.learn(rows, weights) if rows else parts.learner.skip(_no_score(parts.rubric, metrics)))
             metrics.update(answers.settle())
             parts.sampler.refresh(step)
