@@ -6,9 +6,9 @@ glibc gives blocks above a threshold back to the kernel when they are freed, and
 quarter of an update's time (bench/RESULTS.md). It reads environment variables for this at the start of a process; we ask it at run time,
 so that nobody has to know them.
 
-oneDNN compiles a kernel for every shape that it multiplies, a quarter MiB each, and both it and PyTorch hold the last 1,024 of them: answers
-and passes come in ever other shapes, so that a long run ends up with half a GiB of kernels, scattered where the tensors of the next pass would
-have lain. A pass or a decode step has some thirty shapes.
+oneDNN compiles a kernel for every shape that it multiplies, a quarter MiB each, and both it and PyTorch hold the last 1,024 of them.
+Answers and passes come in ever other shapes, so that a long run ends up with half a GiB of kernels, scattered where the tensors of the
+next pass would have lain. A pass or a decode step has some thirty shapes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CAPACITIES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # of on
 
 
 def keep_few_kernels() -> None:
-    """Ask oneDNN and PyTorch to hold 64 compiled kernels each. They read it at their first product; a variable that is set stays as it is."""
+    """Ask oneDNN and PyTorch to hold 64 compiled kernels each; they read it at their first product. A variable that is set stays."""
     for name in _CAPACITIES:
         os.environ.setdefault(name, _KERNELS)
 

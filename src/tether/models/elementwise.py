@@ -2,8 +2,8 @@
 
 Left to autograd, a norm keeps two float32 tensors and under autocast its result is cast once for every matrix that reads it; a gated unit
 keeps its activation and its product beside the two inputs they are made of. Here a norm keeps its input and gives the precision of the
-matrices, a gated unit keeps its inputs, and the matrix after it makes the product again. Forward results are those of transformers to the last bit. Axes: N tokens, H hidden, M
-intermediate.
+matrices, a gated unit keeps its inputs, and the matrix after it makes the product again. Forward results are those of transformers to the
+last bit. Axes: N tokens, H hidden, M intermediate.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class LocalSampler:
     @property
     def _weights(self) -> LlamaWeights:
         if self._packed is None:
-            raise SamplerError(f"the sampler rests: it let go of its copies of weights version {self.version}; refresh(version) makes new ones")
+            raise SamplerError(f"the sampler rests, without the copies of weights version {self.version}; refresh(version) makes new ones")
         return self._packed
 
     def refresh(self, version: int) -> None:
@@ -93,7 +93,7 @@ class LocalSampler:
         self.version = version
 
     def rest(self) -> None:
-        """Let go of the copies until the next ``refresh``, which makes them again; under adapters they stay, for all but those is frozen."""
+        """Let go of the copies until the next ``refresh``, which makes them again. Under adapters they stay: all but those is frozen."""
         if self._packed is not None and not self._packed.adapted:
             self._packed = None
 
