@@ -165,8 +165,7 @@ def _tried(result: Mapping[str, Any], workload: Workload) -> list[str]:
         else:
             cells.append(f"{one['name']} {seconds_of(one['measure'], workload.phases):.1f} s")
     smaller = "".join(f", {count} {what.replace('_', ' ')} in place of {result['sizes'][what]}" for what, count in workload.trial.items())
-    step = "first" if result.get("trial_step") == 1 else "second"  # older results are marked
-    return [f"Tried to choose the peer's setting (its {step} step{smaller}): " + "; ".join(cells) + ".", ""]
+    return [f"Tried to choose the peer's setting (its second step{smaller}): " + "; ".join(cells) + ".", ""]
 
 
 def _why(failed: str) -> str:

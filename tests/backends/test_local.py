@@ -54,6 +54,39 @@ def test_accumulated_microbatches_equal_one_batch_and_the_norm_is_clipped():
     assert torch.allclose(after[0], after[1], atol=1e-6)
 
 
+def test_moments_are_there_from_the_start_and_are_those_of_adamw():
+    """Weights that no gradient has reached have none in a checkpoint, and are not moved."""
+    torch.manual_seed(0)
+    module, idle = nn.Linear(3, 2), nn.Linear(2, 2)
+    other = nn.Linear(3, 2)
+    other.load_state_dict(module.state_dict())
+    config = OptimConfig(learning_rate=0.1, weight_decay=0.5, max_grad_norm=1e6)
+    worker = LocalWorker([module, idle], config, 9)
+    held = {moment.data_ptr() for state in worker.optimizer.state.values() for name, moment in state.items() if name != "step"}
+    assert len(held) == 2 * 4
+    assert {name.split("/")[0] for name in worker.state().tensors} == {"weights"}
+    before = idle.weight.detach().clone()
+    plain = torch.optim.AdamW(
+        [{"params": [other.weight], "weight_decay": 0.5}, {"params": [other.bias], "weight_decay": 0.0}],
+        lr=0.1, betas=config.betas, eps=config.eps, fused=True,
+    )  # fmt: skip
+    for number in range(3):
+        for one in (module, other):
+            one(torch.full((1, 3), 0.01 * (number + 1))).sum().backward()
+        worker.step()
+        plain.step()
+        plain.zero_grad()
+    assert torch.equal(module.weight, other.weight)
+    assert torch.equal(module.bias, other.bias)
+    assert torch.equal(idle.weight, before)
+    assert held == {moment.data_ptr() for state in worker.optimizer.state.values() for name, moment in state.items() if name != "step"}
+    saved = worker.state()
+    assert sorted(saved.values["updates"]) == ["0.bias", "0.weight"]
+    worker.restore(saved)
+    assert saved.tensors.keys() == worker.state().tensors.keys()
+    assert not worker.optimizer.state[idle.weight]["exp_avg"].any()
+
+
 def test_a_nan_gradient_changes_nothing_but_the_schedule():
     module = nn.Linear(2, 1)
     worker = LocalWorker([module], OptimConfig(), 4)

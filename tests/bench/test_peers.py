@@ -424,7 +424,6 @@ def test_a_result_becomes_a_table_with_its_ratios() -> None:
     assert "update: 25% of the roofline" in text
     assert "(its second step, 2 prompts in place of 8, 64 response tokens in place of 128): trl a" in text
     assert "trl a 100.0 s; trl b: failed (RuntimeError: no)" in text
-    assert "(its first step, 2 prompts" in summary.result_text({**result(), "trial_step": 1})
     columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert len(columns) == 1
 

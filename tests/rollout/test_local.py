@@ -27,6 +27,7 @@ from transformers import (
 
 from tether.errors import DoesNotFitError, NumericsError, SamplerError
 from tether.maths.logprobs import filter_logits
+from tether.models.adapters import LoraSpec, add_lora
 from tether.rollout import local, request_key
 from tether.rollout.local import LocalSampler
 from tether.types import Completion, Request, Sampling, StopReason
@@ -471,3 +472,31 @@ def test_a_single_answer_that_does_not_fit_is_an_error_with_a_way_out(monkeypatc
     monkeypatch.setattr(local._LlamaSession, "step", never)
     with pytest.raises(DoesNotFitError, match=r"sampling\.max_new_tokens"):
         list(sampler(llama()).generate(requests(), Sampling(max_new_tokens=6)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_sampler_that_rests_holds_no_copies_and_draws_the_same_after_the_next_publish(dtype: torch.dtype) -> None:
+    model = llama()
+    resting, awake = sampler(model, dtype=dtype), sampler(model, dtype=dtype)
+    resting.rest()
+    resting.rest()
+    assert resting._packed is None
+    assert not resting.plain
+    with pytest.raises(SamplerError, match="rests, without the copies of weights version 0; refresh"):
+        list(resting.generate(requests(), Sampling(3)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    resting.refresh(1)
+    awake.refresh(1)
+    assert set(resting.copy_gaps().values()) == {0.0}
+    assert list(resting.generate(requests(), Sampling(6))) == list(awake.generate(requests(), Sampling(6)))
+
+
+def test_under_adapters_and_on_the_plain_path_there_is_nothing_to_let_go_of() -> None:
+    pytest.importorskip("peft")
+    model = llama()
+    add_lora(model, LoraSpec(rank=2), seed=0)
+    for one in (sampler(model, dtype=torch.bfloat16), sampler(gpt2())):
+        one.rest()
+        assert len(list(one.generate(requests(), Sampling(3)))) == sum(request.num_samples for request in requests())

@@ -27,6 +27,7 @@ from tether.models.resolve import resolve_model
 from tether.models.snapshot import Snapshot
 from tether.pulse import Stopped, beat, last_beat, stop_at_beats
 from tether.rewards.rubric import Rubric
+from tether.rollout.journal import JournalledSampler
 from tether.rollout.local import LocalSampler
 from tether.rollout.scripted import ScriptedSampler
 from tether.run import ahead
@@ -151,6 +152,36 @@ def test_without_it_they_are_drawn_by_the_weights_that_are_updated(policy, tmp_p
     assert sampler.drawn_by == [0, 1, 2]
     assert [m["staleness"] for m in metrics] == [0, 0, 0]
     assert not any("draw_wait_seconds" in m for m in metrics)
+
+
+class Sleeper(Teller):
+    """It counts its rests, and must not draw during one."""
+
+    rests = 0
+    resting = False
+
+    def rest(self):
+        self.rests += 1
+        self.resting = True
+
+    def refresh(self, version):
+        super().refresh(version)
+        self.resting = False
+
+    def generate(self, requests, sampling):
+        assert not self.resting
+        yield from super().generate(requests, sampling)
+
+
+@pytest.mark.parametrize(("rounds_ahead", "rests"), [(0, 3), (1, 0)])
+@pytest.mark.parametrize("journalled", [True, False])
+def test_a_sampler_rests_in_every_update_unless_it_draws_meanwhile(policy, tmp_path, rounds_ahead, rests, journalled):
+    sampler = Sleeper()
+    seen = []
+    learner = Notebook(policy, grpo(3, rollouts_ahead=rounds_ahead), lambda _: seen.append(sampler.resting))
+    play(learner, JournalledSampler(sampler, tmp_path / "journal", "settings", 4) if journalled else sampler, tmp_path)
+    assert sampler.rests == rests
+    assert seen == [not rounds_ahead] * 3
 
 
 def test_both_sides_are_at_work_at_once(policy, tmp_path):

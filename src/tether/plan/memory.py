@@ -1,11 +1,11 @@
 """The most memory that each stage of a run holds, in bytes, before it starts: docs/memory.md as arithmetic.
 
-    peak = program + what stays + 1.6 or 2 x the largest phase       phases: draw answers, score them, update
+    peak = program + what stays + 1.35 x the largest phase       phases: draw answers, score them, update
 
 What stays are weights, moments, reference, sampler, reward model and the copy that a checkpoint in the background takes. An update adds
 gradients, casts of matrices, and what a pass of ``compute.token_budget`` tokens keeps. The sums are those of the code as it is, tensor by
-tensor; 1.6 is for what the heap holds beyond them, whose blocks come in ever other sizes, 2 where answers are drawn between updates. A run
-logs what it held beside this (``memory_peak``, ``memory_planned``).
+tensor; 1.35 is for what the heap holds beyond them, whose blocks come in ever other sizes. A run logs what it held beside this
+(``memory_peak``, ``memory_planned``).
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ __all__ = ["HEAD_CHUNK", "HEAD_KEPT", "HEAD_PIECE", "StagePlan", "plan_memory"]
 
 PROGRAM = 600 * 2**20
 """Python, PyTorch, transformers and what training makes of them on the way, beside the tensors."""
-ALLOCATOR, ALLOCATOR_ONLINE = 1.6, 2.0
-"""What the heap holds at the peak, by what the largest phase asks of it. Measured with full passes: 1.1 to 1.6 without sampling; PPO 1.7 in
-bfloat16 and 1.9 in float32 (docs/memory.md): of what drawing leaves free little is large enough for an update."""
+ALLOCATOR = 1.35
+"""What the heap holds at the peak, by what the largest phase asks for; measured up to 1.28 in bfloat16, 1.2 in float32 (docs/memory.md)."""
 PROMPT_TOKENS = 256
 """Of the longest prompt, where no setting bounds it."""
 HEAD_KEPT, HEAD_CHUNK, HEAD_PIECE = 2**27, 2**24, 2**20
@@ -50,7 +49,6 @@ class StagePlan:
     phases: Mapping[str, Mapping[str, int]]
     tokens: int
     program: int = PROGRAM
-    allocator: float = ALLOCATOR
 
     @property
     def largest(self) -> str:
@@ -60,7 +58,7 @@ class StagePlan:
     @property
     def peak_bytes(self) -> int:
         """The most at once."""
-        return self.program + sum(self.stays.values()) + round(self.allocator * sum(self.phases[self.largest].values()))
+        return self.program + sum(self.stays.values()) + round(ALLOCATOR * sum(self.phases[self.largest].values()))
 
     def __str__(self) -> str:
         parts = sorted([*self.stays.items(), *self.phases[self.largest].items()], key=lambda one: -one[1])
@@ -137,7 +135,7 @@ def _rl(stage: str, config: RunConfig, section: RolloutConfig, dims: Dims, narro
         drawing["sampler"] = sampler
     scoring = {"casts of matrices": 2 * dims.matrices if narrow else 0, "a pass": tokens * (dims.hidden * 12 + dims.intermediate * 8)}
     phases = {"update": update, "draw": drawing} | ({"score": scoring} if learned else {})
-    return StagePlan(stage, stays, phases, tokens, allocator=ALLOCATOR_ONLINE)
+    return StagePlan(stage, stays, phases, tokens)
 
 
 def _pass_tokens(config: RunConfig, longest: int, units: int) -> int:
