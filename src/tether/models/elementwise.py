@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .classes import FAMILIES, class_path, family_class
+from .head import is_fused
 
 __all__ = ["is_replaced", "lean_layers"]
 
@@ -65,13 +66,9 @@ def _norm(self: Any, hidden: Tensor) -> Tensor:
 
 def _unit(self: Any, x: Tensor) -> Tensor:
     gate, up, down = self.gate_proj(x), self.up_proj(x), self.down_proj
-    if _is_matrix(down) and gate.dtype == up.dtype:
+    if is_fused(down) and gate.dtype == up.dtype:
         return _GateDown.apply(gate, up, down.weight)
     return down(_Gate.apply(gate, up))
-
-
-def _is_matrix(linear: nn.Module) -> bool:
-    return type(linear) is nn.Linear and linear.bias is None and not linear._forward_hooks and not linear._forward_pre_hooks
 
 
 class _Norm(torch.autograd.Function):

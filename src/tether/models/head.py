@@ -28,7 +28,7 @@ _COLUMNS = 2048
 
 
 def is_fused(head: nn.Module) -> bool:
-    """Whether this path serves the head: one plain matrix (no bias, no adapter on it)."""
+    """Whether a path that takes the weight alone serves this head or layer: one plain matrix (no bias, adapter or hook on it)."""
     return type(head) is nn.Linear and head.bias is None and not head._forward_hooks and not head._forward_pre_hooks
 
 
