@@ -3,9 +3,9 @@
     peak = program + what stays + 1.35 x the largest phase       phases: draw answers, score them, update
 
 What stays are weights, moments, reference, reward model, a sampler that does not rest during updates, and the copy that a checkpoint in
-the background takes. An update adds gradients, casts of matrices, and what a pass of ``compute.token_budget`` tokens keeps. The sums are those of the code as it is, tensor by
-tensor; 1.35 is for what the heap holds beyond them, whose blocks come in ever other sizes. A run logs what it held beside this
-(``memory_peak``, ``memory_planned``).
+the background takes. An update adds gradients, casts of matrices, and what a pass of ``compute.token_budget`` tokens keeps. The sums are
+those of the code as it is, tensor by tensor; 1.35 is for what the heap holds beyond them, whose blocks come in ever other sizes. A run
+logs what it held beside this (``memory_peak``, ``memory_planned``).
 """
 
 from __future__ import annotations
