@@ -48,6 +48,11 @@ def matrices(policy: Policy) -> tuple[int, int]:
     return trunk, policy.model.lm_head.weight.numel()
 
 
+def filled(tokens: int) -> int:
+    """Rows of a product: packed tokens are filled up to a multiple of 16."""
+    return tokens + -tokens % 16
+
+
 def products(counter: FlopCounterMode) -> int:
     """FLOP of products with weights. Attention is made of batched products, and left out."""
     counts = counter.get_flop_counts()["Global"]
@@ -78,7 +83,7 @@ def test_an_update_computes_a_shared_prompt_once_and_the_head_at_live_tokens_alo
             logprobs_BT = policy.forward_response(batch, 1.0).logprobs_BT
         logprobs_BT.sum().backward()
     policy.zero_grad()
-    tokens, live = PROMPT + GROUP * ANSWER, GROUP * ANSWER
+    tokens, live = filled(PROMPT + GROUP * ANSWER), GROUP * ANSWER
     assert products(counter) == 2 * (3 * trunk * tokens + head_products * head * live)
 
 
@@ -91,7 +96,7 @@ def test_a_round_reads_policy_and_reference_no_more_often_than_it_has_to(policy,
     learner = OnlineLearner(policy, Reference.frozen_copy(policy), config, COMPUTE)
     with FlopCounterMode(display=False) as counter:
         learner.learn(rows(1))
-    tokens = minibatches * PROMPT + GROUP * ANSWER  # a prompt whose answers are spread over two steps is computed in both
+    tokens = minibatches * filled(PROMPT + GROUP * ANSWER // minibatches)  # a prompt of answers in two steps is computed in both
     live = GROUP * ANSWER
     reads = passes * 2 * (trunk * tokens + head * live)  # the reference, and the old pass where there is one
     assert products(counter) == reads + 2 * (3 * trunk * tokens + 4 * head * live)

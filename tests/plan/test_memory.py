@@ -204,8 +204,8 @@ def test_activations_are_near_what_autograd_keeps(folder, tmp_path, narrow, head
     LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=heads[0], num_key_value_heads=heads[1])).save_pretrained(tmp_path / "model")
     policy, dims = Policy.load(tmp_path / "model"), dims_of(tmp_path / "model")
     assert dims == Dims(dims.parameters, 3, 96, 256, *heads, 16, 384, tied=False, lean=True)
-    found = kept_bytes(policy.model.base_model, narrow, rows=4, length=64)
-    planned = memory._kept(dims, 4 * 64, narrow, recomputed=False, adapted=False)
+    found = kept_bytes(policy.model.base_model, narrow, rows=4, length=68)
+    planned = memory._kept(dims, 4 * 68 + 1, narrow, recomputed=False, adapted=False)
     assert found <= planned <= 1.4 * found
 
 

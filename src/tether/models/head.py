@@ -23,6 +23,8 @@ KEPT_BYTES = 2**27
 """Most bytes of logits that wait for the backward pass, where a product of a quarter of the head's work would make them again."""
 _PIECE = {"cpu": 2**20}
 """Logits that are read and written over and over at once, by kind of device: 4 MiB in float32 stay near the cores. Elsewhere: a chunk."""
+_WIDENED = 4096
+"""Rows of the head's gradient that are added in float32 at once; what is cast for it stays near the cores."""
 _COLUMNS = 2048
 """Vocabulary entries of one float32 product on a CPU: of all of them at once it takes a third longer (bench/RESULTS.md)."""
 
@@ -69,16 +71,21 @@ class _Chosen(torch.autograd.Function):
         chosen_N, normaliser_N = (torch.empty(len(tokens_N), dtype=full, device=tokens_N.device) for _ in range(2))
         entropy_N = torch.empty(len(tokens_N) if entropy else 0, dtype=full, device=tokens_N.device)
         kept: list[Tensor] = []
+        rooms = _rooms(len(tokens_N), matrix_VH, full, 2)
         for own in _chunks(len(tokens_N), len(matrix_VH)):
             logits_CV = _logits(states_NH[own], matrix_VH)
             if (room := room - logits_CV.nbytes) >= 0:
                 kept.append(logits_CV)
             for at, piece in _pieces(own, logits_CV):
-                z_RV = _tempered(logits_CV[piece], temperature)
-                normaliser_N[at] = z_RV.logsumexp(-1)
+                z_RV = _tempered(logits_CV[piece], temperature, rooms[0])
+                largest_R1 = z_RV.amax(-1, keepdim=True)
+                weights_RV = torch.sub(z_RV, largest_R1, out=rooms[1][: len(z_RV)]).exp_()
+                sum_R = weights_RV.sum(-1)
+                normaliser_N[at] = sum_R.log() + largest_R1[:, 0]
                 chosen_N[at] = z_RV.gather(-1, tokens_N[at, None])[:, 0] - normaliser_N[at]
-                if entropy:
-                    entropy_N[at] = _entropy(z_RV, normaliser_N[at])
+                if entropy:  # log Z - sum p z, with 0 times minus infinity taken as 0
+                    finite_RV = z_RV.clamp_(min=torch.finfo(full).min)
+                    entropy_N[at] = normaliser_N[at] - weights_RV.mul_(finite_RV).sum(-1) / sum_R
         with torch.autocast(hidden_NH.device.type, enabled=False):
             ctx.save_for_backward(states_NH, matrix_VH, tokens_N, normaliser_N, entropy_N, *kept)
         ctx.temperature, ctx.precisions = temperature, (hidden_NH.dtype, weight_VH.dtype)
@@ -91,17 +98,18 @@ class _Chosen(torch.autograd.Function):
         hidden_dtype, weight_dtype = ctx.precisions
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         hidden_grad_NH = torch.empty(states_NH.shape, dtype=hidden_dtype, device=states_NH.device) if wants_hidden else None
-        weight_grad_VH = torch.zeros(matrix_VH.shape, dtype=weight_dtype, device=matrix_VH.device) if wants_weight else None
+        weight_grad_VH = torch.empty(matrix_VH.shape, dtype=weight_dtype, device=matrix_VH.device) if wants_weight else None
+        rooms = _rooms(len(tokens_N), matrix_VH, normaliser_N.dtype, 1 if entropy_grad_N is None else 2)
         for number, own in enumerate(_chunks(len(tokens_N), len(matrix_VH))):
             logits_CV = kept[number] if number < len(kept) else _logits(states_NH[own], matrix_VH)
             narrow_CV = torch.empty_like(logits_CV) if number < len(kept) else logits_CV
             for at, piece in _pieces(own, logits_CV):
-                logp_RV = _tempered(logits_CV[piece], ctx.temperature).sub_(normaliser_N[at, None])
+                logp_RV = _tempered(logits_CV[piece], ctx.temperature, rooms[0]).sub_(normaliser_N[at, None])
                 chosen_grad_R = None if chosen_grad_N is None else chosen_grad_N[at]
                 if entropy_grad_N is None:
                     grad_RV = logp_RV.exp_().mul_(0.0 if chosen_grad_R is None else -chosen_grad_R[:, None])
                 else:
-                    probs_RV = logp_RV.exp()
+                    probs_RV = torch.exp(logp_RV, out=rooms[1][: len(logp_RV)])
                     grad_RV = logp_RV.add_(entropy_N[at, None]).mul_(-entropy_grad_N[at, None])
                     if chosen_grad_R is not None:
                         grad_RV.sub_(chosen_grad_R[:, None])
@@ -110,12 +118,11 @@ class _Chosen(torch.autograd.Function):
                     grad_RV.scatter_add_(-1, tokens_N[at, None], chosen_grad_R[:, None])
                 narrow_CV[piece] = grad_RV if ctx.temperature == 1 else grad_RV.div_(ctx.temperature)
             if hidden_grad_NH is not None:
-                hidden_grad_NH[own] = (narrow_CV @ matrix_VH).to(hidden_dtype)
+                hidden_grad_NH[own] = narrow_CV @ matrix_VH
             if weight_grad_VH is not None:
-                if weight_grad_VH.dtype == narrow_CV.dtype:
-                    torch.addmm(weight_grad_VH, narrow_CV.T, states_NH[own], out=weight_grad_VH)
-                else:
-                    weight_grad_VH.add_(narrow_CV.T @ states_NH[own])
+                _add_product(weight_grad_VH, narrow_CV, states_NH[own], first=number == 0)
+        if weight_grad_VH is not None and not len(tokens_N):
+            weight_grad_VH.zero_()
         return hidden_grad_NH, weight_grad_VH, None, None, None, None, None
 
 
@@ -133,21 +140,37 @@ def _logits(states_CH: Tensor, matrix_VH: Tensor) -> Tensor:
     return logits_CV
 
 
+def _add_product(total_VH: Tensor, grad_CV: Tensor, states_CH: Tensor, *, first: bool) -> None:
+    """total += grad^T states, or total = grad^T states for the ``first``. A narrow product is widened some rows at a time."""
+    if total_VH.dtype == grad_CV.dtype:
+        torch.addmm(total_VH, grad_CV.T, states_CH, beta=0 if first else 1, out=total_VH)
+        return
+    product_VH = grad_CV.T @ states_CH
+    if first:
+        total_VH.copy_(product_VH)
+        return
+    for total, product in zip(total_VH.split(_WIDENED), product_VH.split(_WIDENED), strict=True):
+        total.add_(product)
+
+
+def _size_of_piece(vocabulary: int, device: torch.device) -> int:
+    return max(1, _PIECE.get(device.type, CHUNK_ELEMENTS) // vocabulary)
+
+
+def _rooms(positions: int, matrix_VH: Tensor, full: torch.dtype, count: int) -> list[Tensor]:
+    """Places that every piece is written into, one after the other: memory that was just used is near the cores, a fresh one is not."""
+    rows = min(positions, _size_of_piece(len(matrix_VH), matrix_VH.device))
+    return [torch.empty(rows, len(matrix_VH), dtype=full, device=matrix_VH.device) for _ in range(count)]
+
+
 def _pieces(chunk: slice, logits_CV: Tensor) -> list[tuple[slice, slice]]:
     """(positions among all, positions in the chunk) of every piece."""
-    rows, vocabulary = logits_CV.shape
-    size = max(1, _PIECE.get(logits_CV.device.type, CHUNK_ELEMENTS) // vocabulary)
+    rows, size = len(logits_CV), _size_of_piece(logits_CV.shape[1], logits_CV.device)
     ends = [(first, min(first + size, rows)) for first in range(0, rows, size)]
     return [(slice(chunk.start + first, chunk.start + end), slice(first, end)) for first, end in ends]
 
 
-def _tempered(logits_RV: Tensor, temperature: float) -> Tensor:
-    """Logits / temperature in float32, to be written over: narrow logits stay as they are, others are this very tensor."""
-    full_RV = logits_RV if logits_RV.dtype in (torch.float32, torch.float64) else logits_RV.float()
+def _tempered(logits_RV: Tensor, temperature: float, room_RV: Tensor) -> Tensor:
+    """Logits / temperature in full precision, to be written over: narrow logits stay as they are, others are this very tensor."""
+    full_RV = logits_RV if logits_RV.dtype == room_RV.dtype else room_RV[: len(logits_RV)].copy_(logits_RV)
     return full_RV if temperature == 1 else full_RV.div_(temperature)
-
-
-def _entropy(z_RV: Tensor, normaliser_R: Tensor) -> Tensor:
-    """log Z - sum p z, with 0 times minus infinity taken as 0."""
-    probs_RV = (z_RV - normaliser_R[:, None]).exp_()
-    return normaliser_R - probs_RV.mul_(z_RV.clamp(min=torch.finfo(z_RV.dtype).min)).sum(-1)

@@ -26,6 +26,8 @@ from .attention import attend
 __all__ = ["PackedRows", "enable_packing", "pack_rows", "packs", "run_packed"]
 
 NAME = "tether_packed"
+_MULTIPLE = 16
+"""Packed tokens are filled up to a multiple: products of other numbers of rows take up to twice as long on some CPUs (bench/RESULTS.md)."""
 _log = logging.getLogger(__name__)
 
 
@@ -68,13 +70,15 @@ class Branches:
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """``place_BT``: packed index of every token (pads: 0). Packed order: whole rows and shared prompts (``alone``), then the answers."""
+    """``place_BT``: packed index of every token (pads: 0). Packed order: whole rows and shared prompts (``alone``), then the answers, then
+    ``filling`` tokens that nothing reads."""
 
     ids_N: Tensor
     positions_N: Tensor
     place_BT: Tensor
     alone: Block
     branches: tuple[Branches, ...]
+    filling: int
 
 
 def pack_rows(ids_BT: Tensor, attention_mask_BT: Tensor, response_mask_BT: Tensor) -> PackedRows | None:
@@ -125,8 +129,9 @@ def _lay_out(
         own_LL = torch.ones(answers.width, answers.width, dtype=torch.bool, device=device).tril()
         seen_LC = torch.cat([own_LL.new_ones(answers.width, size), own_LL], 1)
         branches.append(Branches(slice(prompt.start, prompt.stop), answers, seen_LC))
+    filling = len(lay([0] * (-len(ids) % _MULTIPLE)))
     return PackedRows(
-        torch.tensor(ids, device=device), torch.tensor(positions, device=device), place_BT.to(device), alone, tuple(branches)
+        torch.tensor(ids, device=device), torch.tensor(positions, device=device), place_BT.to(device), alone, tuple(branches), filling
     )
 
 
@@ -153,6 +158,8 @@ def packed_attention(q_HND: Tensor, k_KND: Tensor, v_KND: Tensor, rows: PackedRo
         q = answers.take(q_HND)
         k, v = (_after_prompt(x, branch) for x in (k_KND, v_KND))
         mixed.append(answers.give(attend(q, k, v, branch.seen_LC, scale)))
+    if rows.filling:
+        mixed.append(mixed[0].new_zeros(rows.filling, *mixed[0].shape[1:]))
     return torch.cat(mixed)
 
 

@@ -35,8 +35,8 @@ PROMPT_TOKENS = 256
 """Of the longest prompt, where no setting bounds it."""
 HEAD_KEPT, HEAD_CHUNK, HEAD_PIECE = 2**27, 2**24, 2**20
 """``models.head``: bytes of logits that wait, logits of a chunk, logits of a piece."""
-ATTENTION_PIECE = 2**24
-"""Scores of one piece of attention's backward pass (``models.attention``)."""
+ATTENTION_PIECE = 2**20
+"""Scores of one piece of attention (``models.attention``), which is a sequence at least."""
 _MOMENTS = {"float32": 8.0, "bfloat16": 4.0, "int8": 2.0 + 8 / 256}
 
 
@@ -162,10 +162,11 @@ def _update(
     config: RunConfig, dims: Dims, lora: LoRAConfig | None, tokens: int, longest: int, narrow: bool, *, head: bool = True
 ) -> dict[str, int]:
     """Forward and backward of one pass over ``tokens``, beside the gradients of those before it."""
+    scores = max(ATTENTION_PIECE, dims.heads * longest**2)
     parts = {
         "gradients": 4 * (dims.adapter_weights(lora.rank, lora.targets) if lora else dims.parameters),
         "activations": _kept(dims, tokens, narrow, config.compute.activation_checkpointing is True, lora is not None),
-        "backward of a layer": 3 * 4 * min(ATTENTION_PIECE, dims.heads * tokens * longest) + 8 * dims.intermediate * tokens,
+        "backward of a layer": 3 * 4 * min(scores, dims.heads * tokens * longest) + 8 * dims.intermediate * tokens,
     }
     if narrow:
         parts["casts of matrices"] = 2 * dims.matrices
@@ -188,8 +189,9 @@ def _kept(dims: Dims, tokens: int, narrow: bool, recomputed: bool, adapted: bool
     it mixed and that once more for the next matrix (6 H D), keys and values with those of the prompt before them (6 K D, half of it
     prompt); a gated unit keeps both inputs (4 m), and their product where the matrix after it is adapted (6 m). In float32 every number
     takes 4 bytes. Once for all layers: the rotations (8 D) and the states at either end with what the last norm keeps (8 h, in float32
-    16 h). Other layers: 34 h in two bytes (Korthikanti et al. 2205.05198), 68 h in four.
+    16 h). Other layers: 34 h in two bytes (Korthikanti et al. 2205.05198), 68 h in four. Packed tokens are filled up to a multiple of 16.
     """
+    tokens += -tokens % 16
     attention, kv = dims.heads * dims.head_size, dims.kv_heads * dims.head_size
     if not dims.lean:
         layer = 34 * dims.hidden if narrow else 68 * dims.hidden
