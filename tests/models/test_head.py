@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tether.maths.logprobs import CHUNK_ELEMENTS
 from tether.models import head as heads
 from tether.models.head import chosen_logprobs, is_fused
 
@@ -115,6 +116,25 @@ def test_logits_that_wait_change_no_bit(room, entropy, monkeypatch):
         got = gradients()
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
     assert sum(x.nbytes for x in kept if x.ndim == 2 and x.shape[1] == 13) == room
+
+
+@pytest.mark.parametrize("vocabulary", [384, 32_000, 49_152, 151_936, 2**25])
+def test_chunks_cover_every_position_once_and_none_is_a_small_rest(vocabulary, monkeypatch):
+    monkeypatch.setattr(heads, "CHUNK_ELEMENTS", CHUNK_ELEMENTS)
+    most = max(1, CHUNK_ELEMENTS // vocabulary)
+    for count in (*range(0, 3000, 7), 1024):
+        chunks = heads._chunks(count, vocabulary)
+        sizes = [own.stop - own.start for own in chunks]
+        assert [own.start for own in chunks] == [sum(sizes[:number]) for number in range(len(sizes))]
+        assert sum(sizes) == count
+        assert len(sizes) <= -(-count // most)
+        assert all(size <= 1.25 * most + 16 for size in sizes)
+        assert not sizes or min(sizes) > max(sizes) - 16 * len(sizes)
+
+
+def test_chunks_of_a_group(monkeypatch):
+    monkeypatch.setattr(heads, "CHUNK_ELEMENTS", CHUNK_ELEMENTS)
+    assert heads._chunks(1024, 49_152) == [slice(0, 352), slice(352, 704), slice(704, 1024)]
 
 
 def test_a_temperature_of_zero_is_refused():

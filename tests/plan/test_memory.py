@@ -92,7 +92,7 @@ def test_adapters_are_counted(folder, targets):
 
 def test_constants_are_those_of_the_code():
     assert memory.HEAD_KEPT == head.KEPT_BYTES
-    assert memory.HEAD_CHUNK == CHUNK_ELEMENTS
+    assert memory.HEAD_CHUNK == CHUNK_ELEMENTS * 5 // 4
     assert head._PIECE["cpu"] == memory.HEAD_PIECE
     assert attention._ELEMENTS == memory.ATTENTION_PIECE
 

@@ -9,6 +9,7 @@ hidden, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -127,7 +128,12 @@ class _Chosen(torch.autograd.Function):
 
 
 def _chunks(count: int, vocabulary: int) -> list[slice]:
-    size = max(1, CHUNK_ELEMENTS // vocabulary)
+    """Positions of each product: as many chunks as fit a quarter over CHUNK_ELEMENTS, of equal size up to 16. One of few positions at the
+    end would read and write as much of the matrix and its gradient as a whole one."""
+    most = max(1, CHUNK_ELEMENTS // vocabulary)
+    number = max(1, math.ceil(count / most - 0.25))
+    size = max(1, math.ceil(count / number))
+    size += -size % min(16, most)
     return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
 

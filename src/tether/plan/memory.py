@@ -33,8 +33,8 @@ ALLOCATOR = 1.35
 """What the heap holds at the peak, by what the largest phase asks for; measured up to 1.28 in bfloat16, 1.2 in float32 (docs/memory.md)."""
 PROMPT_TOKENS = 256
 """Of the longest prompt, where no setting bounds it."""
-HEAD_KEPT, HEAD_CHUNK, HEAD_PIECE = 2**27, 2**24, 2**20
-"""``models.head``: bytes of logits that wait, logits of a chunk, logits of a piece."""
+HEAD_KEPT, HEAD_CHUNK, HEAD_PIECE = 2**27, 2**24 * 5 // 4, 2**20
+"""``models.head``: bytes of logits that wait, most logits of a chunk, logits of a piece."""
 ATTENTION_PIECE = 2**20
 """Scores of one piece of attention (``models.attention``), which is a sequence at least."""
 _MOMENTS = {"float32": 8.0, "bfloat16": 4.0, "int8": 2.0 + 8 / 256}
