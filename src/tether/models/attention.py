@@ -91,15 +91,15 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_AHLD: Tensor, k_AKCD: Tensor, v_AKCD: Tensor, seen_LC: Tensor | None, scale: float) -> Tensor:
         out_AHLD = _forward(q_AHLD, k_AKCD, v_AKCD, seen_LC, scale)
-        ctx.save_for_backward(q_AHLD, k_AKCD, v_AKCD, out_AHLD)
-        ctx.seen_LC, ctx.scale = seen_LC, scale
+        ctx.save_for_backward(q_AHLD, k_AKCD, v_AKCD, out_AHLD, seen_LC)
+        ctx.scale = scale
         return out_AHLD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, out_grad_AHLD: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        q_AHLD, k_AKCD, v_AKCD, out_AHLD = ctx.saved_tensors
-        hidden_LC = _hidden(q_AHLD, k_AKCD, ctx.seen_LC)
+        q_AHLD, k_AKCD, v_AKCD, out_AHLD, seen_LC = ctx.saved_tensors
+        hidden_LC = _hidden(q_AHLD, k_AKCD, seen_LC)
         pieces = _pieces(q_AHLD, k_AKCD, v_AKCD, out_AHLD, out_grad_AHLD)
         grads = [_gradients(q, k, v, out, out_grad, hidden_LC, ctx.scale) for q, k, v, out, out_grad in pieces]
         if len(grads) == 1:

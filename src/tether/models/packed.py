@@ -27,7 +27,7 @@ __all__ = ["PackedRows", "enable_packing", "pack_rows", "packs", "run_packed"]
 
 NAME = "tether_packed"
 _MULTIPLE = 16
-"""Packed tokens are filled up to a multiple: products of other numbers of rows take up to twice as long on some CPUs (bench/RESULTS.md)."""
+"""Packed tokens are filled up to a multiple: products of other numbers of rows take up to twice as long on some CPUs (dev/LOG.md)."""
 _log = logging.getLogger(__name__)
 
 
